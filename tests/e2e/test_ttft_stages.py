@@ -1,0 +1,51 @@
+"""The stages of a request add up to the TTFT its client saw."""
+
+import json
+import statistics
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.trio import Trio
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+PROMPT = "Write one sentence about the sea. " * 12
+KINDS: dict[str, dict[str, Any]] = {
+    "free": {},
+    "json": {"response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}},
+}
+
+
+async def measure(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[float, dict[str, float]]:
+    """TTFT in ms as a client sees it (first byte of the body), and the stages in ms that the answer reports."""
+    sent = time.perf_counter()
+    async with session.post(url + "/v1/chat/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        first = await response.content.readany()
+        ttft_ms = (time.perf_counter() - sent) * 1000
+        text = (first + await response.content.read()).decode()
+    chunks = [
+        json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ") and line != "data: [DONE]"
+    ]
+    timelines = [chunk["timeline"] for chunk in chunks if "timeline" in chunk]
+    assert len(timelines) == 1
+    return ttft_ms, timelines[0]["stages_ms"]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+async def test_stages_add_up_to_the_client_s_ttft(trio: Trio, kind: str) -> None:
+    differences = []
+    async with aiohttp.ClientSession() as session:
+        for attempt in range(9):
+            messages = [{"role": "user", "content": f"{attempt} {PROMPT}"}]
+            body = {"model": "smollm2", "messages": messages, "max_tokens": 4, "stream": True, "timeline": True}
+            ttft_ms, stages = await measure(session, trio.url("proxy"), {**body, **KINDS[kind]})
+            assert {"front", "queue_p", "prefill", "handoff", "queue_d", "pull", "first", "return"} <= set(stages)
+            assert all(duration >= 0 for duration in stages.values())
+            differences.append(abs(ttft_ms - sum(stages.values())) - max(2.0, 0.02 * ttft_ms))
+    # The client and three processes share two cores here, so a single request may wait for the client's own turn.
+    assert statistics.median(differences) <= 0, differences
