@@ -1,0 +1,96 @@
+"""Our own processes for a benchmark: one P, one D, and a proxy per mode in front of the same pair.
+
+Owns: writing the config variants to a temporary folder, starting, waiting, stopping.
+"""
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+READY_WITHIN_S = 180.0
+
+
+@contextmanager
+def running_modes(config: Path, modes: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Start D, P and one proxy per `structured_output` mode; yields mode → proxy URL."""
+    sections = _absolute(yaml.safe_load(config.read_text()), config)
+    ports = {role: _free_port() for role in ("prefill", "decode", *modes)}
+    with tempfile.TemporaryDirectory() as folder, _children() as children:
+        for role in ("decode", "prefill"):
+            path = _write(Path(folder) / f"{role}.yaml", _with(sections, role, {"port": ports[role]}))
+            children.append(_start(role, path))
+        fleet = {role: [f"http://127.0.0.1:{ports[role]}"] for role in ("prefill", "decode")}
+        for mode in modes:
+            proxy = {"port": ports[mode], "structured_output": mode, "fleet": fleet}
+            children.append(_start("proxy", _write(Path(folder) / f"{mode}.yaml", _with(sections, "proxy", proxy))))
+        urls = {mode: f"http://127.0.0.1:{ports[mode]}" for mode in modes}
+        for url in urls.values():
+            _wait_ready(url, children)
+        yield urls
+
+
+def _absolute(sections: Mapping[str, Any], config: Path) -> dict[str, Any]:
+    engine = dict(sections.get("engine", {}))
+    engine["model"] = str((config.parent / engine["model"]).resolve())
+    return {**sections, "engine": engine}
+
+
+def _with(sections: Mapping[str, Any], name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {**sections, name: {**sections.get(name, {}), **keys}}
+
+
+def _write(path: Path, sections: Mapping[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(dict(sections)))
+    return path
+
+
+def _start(role: str, config: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", role, "--config", str(config)], stdout=subprocess.DEVNULL)
+
+
+@contextmanager
+def _children() -> Iterator[list[subprocess.Popen[bytes]]]:
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+        for child in children:
+            try:
+                child.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def _wait_ready(url: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
+    give_up_at = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < give_up_at:
+        for child in children:
+            if child.poll() is not None:
+                raise SystemExit(f"{child.args!r} exited with {child.returncode}")
+        try:
+            urllib.request.urlopen(url + "/ready", timeout=2).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise SystemExit(f"{url} was not ready within {READY_WITHIN_S:.0f} s")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
