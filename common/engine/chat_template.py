@@ -76,8 +76,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt of a conversation.
 
-        Text parts are joined by newlines where the template wants a string. Tool calls' `arguments` reach the template as
-        objects. Tools for a template that never mentions `tools` go into the system message (`tool_prompt`).
+        Text parts are joined by newlines where the template wants a string. `arguments` of tool calls reach the
+        template as objects. Tools for a template that never mentions `tools` go into the system message
+        (`tool_prompt`).
 
         Args:
             messages: OpenAI chat messages as plain JSON values; not changed.

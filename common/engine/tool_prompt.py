@@ -1,4 +1,4 @@
-"""Tools for models whose chat template knows none: described in the system message, called in `<tool_call>` tags.
+r"""Tools for models whose chat template knows none: described in the system message, called in `<tool_call>` tags.
 
 Owns: that one convention (the widespread Hermes form, so the `hermes` tool parser reads the answers):
 

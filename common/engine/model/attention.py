@@ -19,7 +19,7 @@ from common.engine.model.forward import ForwardBatch
 class Attention(Protocol):
     """Causal attention of one step's tokens, layer by layer, by one thread at a time."""
 
-    def attend(  # noqa: PLR0913 -- the border of every kernel: three tensors, where, of what, onto what
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -92,7 +92,7 @@ class TorchPagedAttention:
         self._scale = config.head_dim**-0.5
         self._planned: tuple[ForwardBatch, _Plan] | None = None
 
-    def attend(  # noqa: PLR0913 -- see Attention.attend
+    def attend(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -191,7 +191,7 @@ def _decode_rows(
 
 
 def _chunk_mask(num_queries: int, length: int, window: int | None, kv_cache: torch.Tensor) -> torch.Tensor | None:
-    """Additive causal mask of the last `num_queries` of `length` tokens; None where plain causal masking says it all."""
+    """Additive causal mask of the last `num_queries` of `length` tokens; None where plain causal masking will do."""
     if num_queries == length and (window is None or length <= window):
         return None
     device = kv_cache.device

@@ -18,6 +18,11 @@ class ModelFamily(Enum):
     QWEN3 = "qwen3"
 
 
+def supported_families() -> str:
+    """For messages: the families by name."""
+    return ", ".join(family.value for family in ModelFamily)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3RopeScaling:
     """Llama 3.1's stretching of low rotary frequencies.

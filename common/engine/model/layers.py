@@ -14,7 +14,7 @@ class Linear(Protocol):
     """A fixed affine map `x @ weight.T + bias`; the implementation owns its weight's layout."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map `[num_tokens, in_features]` to `[num_tokens, out_features]`, same dtype and device; `x` is not changed."""
+        """Map `[num_tokens, in_features]` to `[num_tokens, out_features]` of x's dtype; `x` is not changed."""
         ...
 
 
@@ -33,7 +33,7 @@ class TorchLinear:
 class Int8Linear:
     """Weight-only int8 with one float32 scale per output channel and group of inputs; computes in x's dtype.
 
-    The plain-torch form of `dtype: int8`: right on any device, saves memory, not time (weights are widened on each call).
+    The plain-torch form of `dtype: int8`: right on any device; saves memory, not time (weights are widened each call).
 
     Args:
         weight: float32 `[out_features, in_features]`, quantised here.

@@ -97,7 +97,7 @@ class LlamaModel:
         wanted = self._final_norm(hidden[batch.logits_indices])
         return self._head(wanted).to(torch.float32)
 
-    def _attend(  # noqa: PLR0913 -- one step of `forward`, which owns these
+    def _attend(
         self,
         index: int,
         layer: DecoderLayer,
@@ -110,11 +110,12 @@ class LlamaModel:
         config = self.config
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         heads = layer.qkv(layer.input_norm(hidden)).view(hidden.shape[0], -1, config.head_dim)
-        query_key, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+        query_key, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
         if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = query_key.split((num_heads, num_kv_heads), dim=1)
+            query, key = query_key[:, :num_heads], query_key[:, num_heads:]
             query_key = torch.cat((layer.query_norm(query), layer.key_norm(key)), dim=1)
-        query, key = rotate(query_key, rotation).split((num_heads, num_kv_heads), dim=1)
+        rotated = rotate(query_key, rotation)
+        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
         return layer.output(self._attention.attend(query, key, value, index, batch, kv_cache))
 
 

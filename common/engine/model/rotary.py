@@ -1,6 +1,6 @@
 """Rotary position embedding in the rotate-half layout of Hugging Face checkpoints.
 
-Owns: frequencies and the rotation. Source: Su et al. 2021 (RoFormer); llama3 scaling as the HF config format defines it.
+Owns: frequencies and the rotation. Source: Su et al. 2021 (RoFormer); llama3 scaling as HF configs define it.
 """
 
 import math

@@ -50,8 +50,8 @@ class MemoryWeights:
 class CheckedWeights:
     """Takes tensors from a source, checks shapes, and fingerprints what was taken.
 
-    The fingerprint covers name, shape and up to 64 evenly spaced values of each tensor in float32, so it is the same for
-    a GGUF file and its exported folder, and different for another fine-tune.
+    The fingerprint covers name, shape and about 64 evenly spaced values of each tensor in float32, so it is the same
+    for a GGUF file and its exported folder, and different for another fine-tune.
     """
 
     def __init__(self, source: WeightSource) -> None:

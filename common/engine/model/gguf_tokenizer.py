@@ -1,0 +1,146 @@
+"""The tokenizer inside a GGUF file, rebuilt as a Hugging Face `tokenizer.json`.
+
+Owns: the vocabulary, merges, special tokens and the pre-tokenizer that `tokenizer.ggml.pre` names.
+Source: the GGUF specification; the splitting rules of each name are those of the model's own `tokenizer.json`.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from common.engine.model.gguf_metadata import GgufMetadata
+from common.engine.tokenizer import HfTokenizer
+from common.errors import StartupError
+
+
+class _TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Splitting:
+    """How a family cuts text before merging.
+
+    Attributes:
+        pattern: words, kept as matched; None: the byte-level step's own GPT-2 pattern.
+        single_digits: cut every digit off first.
+        nfc: normalise to NFC first.
+        ignore_merges: take a word that is a token as a whole, whatever the merges say.
+    """
+
+    pattern: str | None = None
+    single_digits: bool = False
+    nfc: bool = False
+    ignore_merges: bool = False
+
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_MARKS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = _Splitting()
+_SMOLLM = _Splitting(single_digits=True)
+_LLAMA3 = _Splitting(rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_MARKS_AND_SPACES}", ignore_merges=True)
+_QWEN2 = _Splitting(rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_MARKS_AND_SPACES}", nfc=True)
+_SPLITTING = {
+    "gpt-2": _GPT2,
+    "smollm": _SMOLLM,
+    "starcoder": _SMOLLM,
+    "refact": _SMOLLM,
+    "command-r": _SMOLLM,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "smaug-bpe": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+}
+
+
+def read_tokenizer(path: Path, metadata: GgufMetadata) -> HfTokenizer:
+    """The file's tokenizer.
+
+    Raises:
+        StartupError: it is not byte-level BPE, or its pre-tokenizer is unknown (guessing would change token ids).
+    """
+    kind = metadata.text("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise StartupError(
+            f"{path}: tokenizer model {kind} in GGUF is not supported (only gpt2, byte-level BPE); "
+            "use the Hugging Face folder of this model"
+        )
+    pre = metadata.text("tokenizer.ggml.pre", "gpt-2") or "gpt-2"
+    splitting = _SPLITTING.get(pre)
+    if splitting is None:
+        raise StartupError(f"{path}: pre-tokenizer {pre} is not supported; supported: {', '.join(sorted(_SPLITTING))}")
+    return HfTokenizer(_build(metadata, splitting).to_str(), eos_token_ids(metadata))
+
+
+def eos_token_ids(metadata: GgufMetadata) -> frozenset[int]:
+    """Ids the file names as ends: of sequence, of turn, of message. Nothing is guessed from token text."""
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ids = (metadata.optional_integer(f"tokenizer.ggml.{key}") for key in keys)
+    return frozenset(token_id for token_id in ids if token_id is not None)
+
+
+def special_tokens(metadata: GgufMetadata) -> dict[str, str]:
+    """`bos_token`, `eos_token`, ... to their text, for the chat template."""
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    ids = {f"{hf}_token": metadata.optional_integer(f"tokenizer.ggml.{ggml}_token_id") for hf, ggml in names.items()}
+    return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None and token_id < len(tokens)}
+
+
+def _build(metadata: GgufMetadata, splitting: _Splitting) -> tokenizers.Tokenizer:
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    types = metadata.integers("tokenizer.ggml.token_type")
+    merges = [_merge_pair(merge) for merge in metadata.texts("tokenizer.ggml.merges")]
+    vocab = {token: token_id for token_id, token in enumerate(tokens) if types[token_id] != _TokenType.UNUSED}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=splitting.ignore_merges))
+    if splitting.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _pre_tokenizer(splitting)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = _post_processor(metadata, tokens)
+    added = {_TokenType.CONTROL: True, _TokenType.USER_DEFINED: False}
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=added[_TokenType(kind)], normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in added
+        ]
+    )
+    return tokenizer
+
+
+def _merge_pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _pre_tokenizer(splitting: _Splitting) -> pre_tokenizers.PreTokenizer:
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if splitting.single_digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if splitting.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _post_processor(metadata: GgufMetadata, tokens: list[str]) -> processors.PostProcessor:
+    bos_token_id = metadata.optional_integer("tokenizer.ggml.bos_token_id")
+    if bos_token_id is None or not metadata.flag("tokenizer.ggml.add_bos_token", default=False):
+        return processors.ByteLevel(trim_offsets=False)
+    bos = tokens[bos_token_id]
+    template = processors.TemplateProcessing(single=f"{bos} $A", pair=None, special_tokens=[(bos, bos_token_id)])
+    return processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
