@@ -39,6 +39,22 @@ def running_modes(config: Path, modes: Sequence[str]) -> Iterator[dict[str, str]
         yield urls
 
 
+@contextmanager
+def running_pair(config: Path) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+    """Start the deployment of `config` on free ports; yields (`single`: D alone, `pair`: the proxy) and process ids."""
+    sections = _absolute(yaml.safe_load(config.read_text()), config)
+    ports = {role: _free_port() for role in ("prefill", "decode", "proxy")}
+    fleet = {role: [f"http://127.0.0.1:{ports[role]}"] for role in ("prefill", "decode")}
+    for role, port in ports.items():
+        sections = _with(sections, role, {"port": port})
+    with tempfile.TemporaryDirectory() as folder, _children() as children:
+        path = _write(Path(folder) / "pd.yaml", _with(sections, "proxy", {"fleet": fleet}))
+        children.extend(_start(role, path) for role in ("decode", "prefill", "proxy"))
+        urls = {"single": f"http://127.0.0.1:{ports['decode']}", "pair": f"http://127.0.0.1:{ports['proxy']}"}
+        _wait_ready(urls["pair"], children)
+        yield urls, tuple(child.pid for child in children)
+
+
 def _absolute(sections: Mapping[str, Any], config: Path) -> dict[str, Any]:
     engine = dict(sections.get("engine", {}))
     engine["model"] = str((config.parent / engine["model"]).resolve())

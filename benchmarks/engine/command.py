@@ -1,0 +1,188 @@
+"""The measures of `pd-bench engine`, their order, and the table.
+
+Owns: the command line. Servers that are not being measured can be paused (SIGSTOP), since some burn cores when idle.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.deployment import running_pair
+from benchmarks.engine.client import Stream, ask_many, body_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One figure: `num_clients` at once, prompt and output lengths, and how the figure comes out of the streams."""
+
+    name: str
+    unit: str
+    num_clients: int
+    num_prompt_words: int
+    max_tokens: int
+    structured: bool
+    figure: Callable[[Sequence[Stream]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server and the processes to pause while others are measured."""
+
+    name: str
+    url: str
+    pids: tuple[int, ...]
+
+
+def _ttft_ms(streams: Sequence[Stream]) -> float:
+    return statistics.median(stream.ttft_s for stream in streams) * 1000
+
+
+def _tpot_ms(streams: Sequence[Stream]) -> float:
+    return statistics.median(stream.tpot_s for stream in streams) * 1000
+
+
+def _tokens_per_s(streams: Sequence[Stream]) -> float:
+    return sum(stream.num_tokens for stream in streams) / max(stream.total_s for stream in streams)
+
+
+def measures(lengths: Sequence[int], max_tokens: int) -> list[Measure]:
+    """TTFT per prompt length, TPOT at batch 1 and 8, tokens/s at 16; each free and structured."""
+    found = []
+    for structured in (False, True):
+        kind = "structured" if structured else "free"
+        for length in lengths:
+            words = max(1, round(length / 1.35))
+            found.append(_measure(f"TTFT {length} tokens, {kind}", "ms", 1, words, 2, structured, _ttft_ms))
+        for batch in (1, 8):
+            name = f"TPOT batch {batch}, {kind}"
+            found.append(_measure(name, "ms", batch, 24, max_tokens, structured, _tpot_ms))
+        found.append(_measure(f"tokens/s at 16, {kind}", "1/s", 16, 24, max_tokens, structured, _tokens_per_s))
+    return found
+
+
+def _measure(  # noqa: PLR0913 - one row of the table above, in its column order
+    name: str,
+    unit: str,
+    clients: int,
+    words: int,
+    max_tokens: int,
+    structured: bool,
+    figure: Callable[[Sequence[Stream]], float],
+) -> Measure:
+    return Measure(
+        name=name,
+        unit=unit,
+        num_clients=clients,
+        num_prompt_words=words,
+        max_tokens=max_tokens,
+        structured=structured,
+        figure=figure,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument("--config", type=Path, help="start our pair; measured as `single` (D alone) and `pair` (proxy)")
+    parser.add_argument(
+        "--url", action="append", default=[], metavar="NAME=URL", help="an OpenAI server already running"
+    )
+    parser.add_argument(
+        "--pids", action="append", default=[], metavar="NAME=PID,PID", help="pause these while others run"
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--lengths", default="32,512,2048", help="prompt lengths in tokens (approximate)")
+    parser.add_argument("--max-tokens", type=int, default=32, help="output length for TPOT and throughput")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="only measures whose name contains this")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("out/engine.json"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure every target in every round, print medians and ratios to the first target."""
+    with ExitStack() as stack:
+        pids = {name: tuple(map(int, ids.split(","))) for name, ids in (pair.split("=", 1) for pair in args.pids)}
+        targets = []
+        if args.config:
+            urls, own_pids = stack.enter_context(running_pair(args.config))
+            targets += [Target(name, url, own_pids) for name, url in urls.items()]
+        targets += [Target(name, url, pids.get(name, ())) for name, url in (pair.split("=", 1) for pair in args.url)]
+        if not targets:
+            print("nothing to measure: give --config or --url NAME=URL", file=sys.stderr)
+            return 2
+        chosen = [
+            m for m in measures([int(n) for n in args.lengths.split(",")], args.max_tokens) if args.only in m.name
+        ]
+        results = asyncio.run(_measure_all(targets, chosen, args))
+    _report(targets, chosen, results, args.out)
+    return 0
+
+
+async def _measure_all(
+    targets: Sequence[Target], chosen: Sequence[Measure], args: argparse.Namespace
+) -> dict[tuple[str, str], list[float]]:
+    chance = random.Random(args.seed)
+    results: dict[tuple[str, str], list[float]] = {}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+        for number in range(args.rounds + 1):  # round 0 warms up and is not kept
+            for measure in chosen:
+                for target in chance.sample(list(targets), len(targets)):
+                    with _others_paused(target, targets):
+                        figure = await _one(session, target, measure, args.model, chance)
+                    if number:
+                        results.setdefault((measure.name, target.name), []).append(figure)
+    return results
+
+
+async def _one(
+    session: aiohttp.ClientSession, target: Target, measure: Measure, model: str, chance: random.Random
+) -> float:
+    bodies = [
+        body_of(model, measure.num_prompt_words, measure.max_tokens, measure.structured, chance)
+        for _ in range(measure.num_clients)
+    ]
+    return measure.figure(await ask_many(session, target.url, bodies))
+
+
+@contextmanager
+def _others_paused(target: Target, targets: Sequence[Target]) -> Iterator[None]:
+    paused = {pid for other in targets for pid in other.pids} - set(target.pids)
+    for pid in paused:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in paused:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _report(
+    targets: Sequence[Target], chosen: Sequence[Measure], results: dict[tuple[str, str], list[float]], out: Path
+) -> None:
+    table = Table(title="medians; in brackets: over the first target")
+    table.add_column("measure")
+    for target in targets:
+        table.add_column(target.name, justify="right")
+    for measure in chosen:
+        medians = [statistics.median(results[measure.name, target.name]) for target in targets]
+        cells = [f"{medians[0]:.1f} {measure.unit}"]
+        cells += [f"{median:.1f} ({median / medians[0]:.2f})" for median in medians[1:]]
+        table.add_row(measure.name, *cells)
+    Console(width=140).print(table)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(
+        json.dumps([{"measure": name, "target": target, "values": v} for (name, target), v in results.items()])
+    )
