@@ -1,0 +1,202 @@
+// One forward of a Llama-family decoder: all layers in one call, no allocation in the steady state.
+#pragma once
+#include <mutex>
+
+#include "attention.h"
+
+namespace pd {
+
+struct LayerWeights {
+  const float *attention_norm, *mlp_norm;  // [hidden]
+  const float *q_norm, *k_norm;            // [head_dim] or null
+  Packed qkv, output, gate_up, down;
+};
+
+struct DecoderConfig {
+  int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate, vocab, max_positions, window;
+  float norm_eps, attention_scale;
+};
+
+struct Step {
+  const int64_t *token_ids, *positions, *slot_mapping, *logits_indices;
+  const int32_t* block_tables;
+  const int64_t *query_start, *seq_lens;
+  int64_t num_tokens, num_seqs, max_blocks, num_logits;
+};
+
+enum class Fault : int32_t { NONE = 0, TOKEN = 1, POSITION = 2, SLOT = 3, BLOCK = 4, LENGTH = 5, LOGITS_INDEX = 6 };
+
+class Decoder {
+ public:
+  Decoder(const DecoderConfig& config, const LayerWeights* layers, const Packed& embedding, const Packed& head,
+          const float* final_norm, const float* cos, const float* sin, int num_threads)
+      : config_(config), layers_(layers, layers + config.num_layers), embedding_(embedding), head_(head),
+        final_norm_(final_norm), cos_(cos), sin_(sin), pool_(num_threads), panels_(pool_.size()), attention_(pool_.size()) {}
+
+  Fault forward(const Step& step, const Cache& cache, float* logits) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (Fault fault = check(step, cache); fault != Fault::NONE) return fault;
+    if (step.num_tokens == 0) return Fault::NONE;
+    reserve(step.num_tokens);
+    plan_attention(step);
+    Pool::Session session(pool_);
+    for_rows(step.num_tokens, [&](int64_t row) { unpacked_row(embedding_, step.token_ids[row], hidden(row)); });
+    for (int layer = 0; layer < config_.num_layers; layer++) {
+      const bool last = layer + 1 == config_.num_layers;
+      attention_block(layer, step, cache, last && step.num_logits == 0);
+      if (!last) feed_forward(layer, step.num_tokens);
+    }
+    if (step.num_logits == 0) return Fault::NONE;
+    // Only the wanted rows go through the rest of the last layer.
+    keep_rows(step);
+    const int last = config_.num_layers - 1;
+    project_attention(last, step.num_logits);
+    feed_forward(last, step.num_logits);
+    for_rows(step.num_logits,
+             [&](int64_t row) { rms_norm(hidden(row), final_norm_, config_.hidden, config_.norm_eps, normed(row)); });
+    gemm(pool_, panels_, head_, normed_.data(), ldx(), step.num_logits, {logits, config_.vocab, Out::STORE});
+    return Fault::NONE;
+  }
+
+ private:
+  int64_t q_size() const { return int64_t(config_.num_heads) * config_.head_dim; }
+  int64_t kv_size() const { return int64_t(config_.num_kv_heads) * config_.head_dim; }
+  // Row strides end off a power of two, so rows of a register tile do not compete for the same cache sets.
+  int64_t ldx() const { return config_.hidden + 16; }
+  int64_t ldqkv() const { return q_size() + 2 * kv_size() + 16; }
+  int64_t ldo() const { return q_size() + 16; }
+  int64_t lda() const { return config_.intermediate + 16; }
+  float* hidden(int64_t row) { return hidden_.data() + row * ldx(); }
+  float* normed(int64_t row) { return normed_.data() + row * ldx(); }
+
+  Fault check(const Step& step, const Cache& cache) const {
+    const int64_t num_slots = cache.num_blocks * cache.block_size;
+    for (int64_t i = 0; i < step.num_tokens; i++) {
+      if (step.token_ids[i] < 0 || step.token_ids[i] >= config_.vocab) return Fault::TOKEN;
+      if (step.positions[i] < 0 || step.positions[i] >= config_.max_positions) return Fault::POSITION;
+      if (step.slot_mapping[i] < 0 || step.slot_mapping[i] >= num_slots) return Fault::SLOT;
+    }
+    for (int64_t seq = 0; seq < step.num_seqs; seq++) {
+      const int64_t begin = step.query_start[seq], end = step.query_start[seq + 1], length = step.seq_lens[seq];
+      if (begin < 0 || begin > end || end > step.num_tokens || length < end - begin) return Fault::LENGTH;
+      if (length > step.max_blocks * cache.block_size) return Fault::LENGTH;
+      for (int64_t b = 0; b * cache.block_size < length; b++) {
+        const int32_t block = step.block_tables[seq * step.max_blocks + b];
+        if (block < 0 || block >= cache.num_blocks) return Fault::BLOCK;
+      }
+    }
+    for (int64_t i = 0; i < step.num_logits; i++)
+      if (step.logits_indices[i] < 0 || step.logits_indices[i] >= step.num_tokens) return Fault::LOGITS_INDEX;
+    return Fault::NONE;
+  }
+
+  void reserve(int64_t rows) {
+    if (rows <= capacity_) return;
+    capacity_ = rows;
+    hidden_.resize(rows * ldx());
+    normed_.resize(rows * ldx());
+    qkv_.resize(rows * ldqkv());
+    attended_.resize(rows * ldo());
+    activated_.resize(rows * lda());
+  }
+
+  void plan_attention(const Step& step) {
+    tasks_.clear();
+    for (int64_t seq = 0; seq < step.num_seqs; seq++) {
+      const int64_t begin = step.query_start[seq], end = step.query_start[seq + 1];
+      for (int64_t q = begin; q < end; q += QUERIES)
+        for (int head = 0; head < config_.num_kv_heads; head++)
+          tasks_.push_back({int32_t(seq), int32_t(q), int32_t(std::min<int64_t>(QUERIES, end - q)), head,
+                            int32_t(step.seq_lens[seq] - end + q)});
+    }
+    // Long ones first: the last task to end decides when the phase does.
+    std::stable_sort(tasks_.begin(), tasks_.end(),
+                     [](const AttentionTask& a, const AttentionTask& b) { return a.first_position > b.first_position; });
+  }
+
+  // A few rows are cheaper done here than handed out.
+  template <class Body>
+  void for_rows(int64_t rows, const Body& body) {
+    if (rows < 8) {
+      for (int64_t row = 0; row < rows; row++) body(row);
+      return;
+    }
+    const int64_t per_task = std::max<int64_t>(4, rows / (pool_.size() * 8));
+    pool_.run(int((rows + per_task - 1) / per_task), [&](int task, int) {
+      for (int64_t row = task * per_task; row < std::min(rows, (task + 1) * per_task); row++) body(row);
+    });
+  }
+
+  void attention_block(int layer, const Step& step, const Cache& cache, bool only_cache) {
+    const LayerWeights& w = layers_[layer];
+    for_rows(step.num_tokens,
+             [&](int64_t row) { rms_norm(hidden(row), w.attention_norm, config_.hidden, config_.norm_eps, normed(row)); });
+    gemm(pool_, panels_, w.qkv, normed_.data(), ldx(), step.num_tokens, {qkv_.data(), ldqkv(), Out::STORE});
+    for_rows(step.num_tokens, [&](int64_t row) { place(layer, step, cache, row); });
+    if (only_cache) return;
+    const AttentionArgs args{cache, layer, config_.num_heads / config_.num_kv_heads, config_.window,
+                             qkv_.data(), ldqkv(), attended_.data(), ldo(),
+                             step.block_tables, step.max_blocks, config_.attention_scale};
+    const int64_t per_run = 1 << 15;
+    for (int64_t first = 0; first < int64_t(tasks_.size()); first += per_run)
+      pool_.run(int(std::min<int64_t>(per_run, tasks_.size() - first)),
+                [&](int task, int thread) { attend(args, tasks_[first + task], attention_[thread]); });
+    if (layer + 1 < config_.num_layers) project_attention(layer, step.num_tokens);
+  }
+
+  // Norms and rotates the heads of one token and writes its K and V into the cache.
+  void place(int layer, const Step& step, const Cache& cache, int64_t row) {
+    const LayerWeights& w = layers_[layer];
+    const int dim = config_.head_dim, half = dim / 2;
+    float* heads = qkv_.data() + row * ldqkv();
+    const float* cos = cos_ + step.positions[row] * half;
+    const float* sin = sin_ + step.positions[row] * half;
+    for (int head = 0; head < config_.num_heads + config_.num_kv_heads; head++) {
+      const float* norm = head < config_.num_heads ? w.q_norm : w.k_norm;
+      if (norm) rms_norm(heads + head * dim, norm, dim, config_.norm_eps, heads + head * dim);
+      rotate(heads + head * dim, cos, sin, half);
+    }
+    for (int head = 0; head < config_.num_kv_heads; head++)
+      for (int which = 0; which < 2; which++)
+        write_cache(heads + q_size() + which * kv_size() + head * dim, cache.at(layer, which, step.slot_mapping[row], head),
+                    dim, cache.is_bf16);
+  }
+
+  void project_attention(int layer, int64_t rows) {
+    gemm(pool_, panels_, layers_[layer].output, attended_.data(), ldo(), rows, {hidden_.data(), ldx(), Out::ADD});
+  }
+
+  void feed_forward(int layer, int64_t rows) {
+    const LayerWeights& w = layers_[layer];
+    for_rows(rows, [&](int64_t row) { rms_norm(hidden(row), w.mlp_norm, config_.hidden, config_.norm_eps, normed(row)); });
+    gemm(pool_, panels_, w.gate_up, normed_.data(), ldx(), rows, {activated_.data(), lda(), Out::SILU});
+    gemm(pool_, panels_, w.down, activated_.data(), lda(), rows, {hidden_.data(), ldx(), Out::ADD});
+  }
+
+  // Moves the rows whose logits are wanted to the front (through `normed_` and `qkv_`: the order may be any).
+  void keep_rows(const Step& step) {
+    for (int64_t i = 0; i < step.num_logits; i++) {
+      const int64_t row = step.logits_indices[i];
+      std::memcpy(normed(i), hidden(row), size_t(config_.hidden) * 4);
+      std::memcpy(qkv_.data() + i * ldqkv(), attended_.data() + row * ldo(), size_t(q_size()) * 4);
+    }
+    for (int64_t i = 0; i < step.num_logits; i++) {
+      std::memcpy(hidden(i), normed(i), size_t(config_.hidden) * 4);
+      std::memcpy(attended_.data() + i * ldo(), qkv_.data() + i * ldqkv(), size_t(q_size()) * 4);
+    }
+  }
+
+  const DecoderConfig config_;
+  const std::vector<LayerWeights> layers_;
+  const Packed embedding_, head_;
+  const float *final_norm_, *cos_, *sin_;
+  Pool pool_;
+  std::vector<std::vector<float>> panels_;
+  std::vector<AttentionScratch> attention_;
+  std::vector<AttentionTask> tasks_;
+  std::vector<float> hidden_, normed_, qkv_, attended_, activated_;
+  int64_t capacity_ = 0;
+  std::mutex mutex_;
+};
+
+}  // namespace pd

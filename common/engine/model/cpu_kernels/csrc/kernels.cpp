@@ -1,0 +1,102 @@
+// The C border of the kernels; library.py declares the same signatures for ctypes.
+#include <sys/mman.h>
+
+#include "decoder.h"
+
+using namespace pd;
+
+namespace {
+
+struct Threads {
+  explicit Threads(int n) : pool(n), panels(pool.size()), attention(pool.size()) {}
+  Pool pool;
+  std::vector<std::vector<float>> panels;
+  std::vector<AttentionScratch> attention;
+};
+
+}  // namespace
+
+extern "C" {
+
+int64_t pd_lanes() { return VL; }
+
+// Pages of 2 MB where the system grants them: streaming weights then misses the TLB 512 times less.
+void pd_advise_huge(void* data, int64_t bytes) {
+  const uintptr_t page = 2 << 20, begin = (uintptr_t(data) + page - 1) & ~(page - 1);
+  const uintptr_t end = (uintptr_t(data) + bytes) & ~(page - 1);
+  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+}
+
+void* pd_threads_new(int32_t n) { return new Threads(n); }
+void pd_threads_free(void* threads) { delete static_cast<Threads*>(threads); }
+
+int64_t pd_packed_bytes(const Packed* w) { return w->num_panels() * panel_bytes(w->format, w->k); }
+int64_t pd_packed_columns(const Packed* w) { return w->num_panels() * NR; }
+
+// weight: float [n, k]; to: pd_packed_bytes(shape) bytes. Returns whether the packed form holds it bit for bit; with
+// `only_exact` it stops as soon as it does not.
+int32_t pd_pack(void* threads, const Packed* shape, const float* weight, char* to, int32_t only_exact) {
+  const int64_t bytes = panel_bytes(shape->format, shape->k), panels = shape->num_panels();
+  auto& pool = static_cast<Threads*>(threads)->pool;
+  Pool::Session session(pool);
+  std::atomic<bool> exact{true};
+  const int64_t per_task = std::max<int64_t>(1, panels / 64);
+  pool.run(int((panels + per_task - 1) / per_task), [&](int task, int) {
+    for (int64_t p = task * per_task; p < std::min(panels, (task + 1) * per_task); p++) {
+      if (only_exact && !exact) return;
+      if (!pack_panel(*shape, weight, p, to + p * bytes)) exact = false;
+    }
+  });
+  return exact;
+}
+
+// bias: float [n] -> panel order, pd_packed_columns(shape) values.
+void pd_pack_bias(const Packed* shape, const float* bias, float* to) {
+  for (int64_t panel = 0; panel < shape->num_panels(); panel++)
+    for (int lane = 0; lane < NR; lane++) {
+      const int64_t row = shape->row(panel, lane);
+      to[panel * NR + lane] = row < 0 ? 0.0f : bias[row];
+    }
+}
+
+void pd_unpack_row(const Packed* w, int64_t row, float* out) { unpacked_row(*w, row, out); }
+
+// x: float [m, lda]; out: float [m, ldc]; mode: 0 store, 1 add, 2 silu(gate) * up.
+void pd_linear(void* threads, const Packed* w, const float* x, int64_t lda, int64_t m, float* out, int64_t ldc,
+               int32_t mode) {
+  auto* t = static_cast<Threads*>(threads);
+  Pool::Session session(t->pool);
+  gemm(t->pool, t->panels, *w, x, lda, m, {out, ldc, Out(mode)});
+}
+
+void pd_rms_norm(const float* x, const float* weight, int64_t rows, int64_t n, float eps, float* out) {
+  for (int64_t r = 0; r < rows; r++) rms_norm(x + r * n, weight, n, eps, out + r * n);
+}
+
+// q, out: float [num_tokens, num_heads * head_dim] with row strides ldq, ldo.
+void pd_attention(void* threads, const AttentionArgs* args, const int64_t* query_start, const int64_t* seq_lens,
+                  int64_t num_seqs) {
+  auto* t = static_cast<Threads*>(threads);
+  std::vector<AttentionTask> tasks;
+  for (int64_t seq = 0; seq < num_seqs; seq++) {
+    const int64_t begin = query_start[seq], end = query_start[seq + 1];
+    for (int64_t q = begin; q < end; q += QUERIES)
+      for (int head = 0; head < args->cache.num_kv_heads; head++)
+        tasks.push_back({int32_t(seq), int32_t(q), int32_t(std::min<int64_t>(QUERIES, end - q)), head,
+                         int32_t(seq_lens[seq] - end + q)});
+  }
+  Pool::Session session(t->pool);
+  t->pool.run(int(tasks.size()), [&](int task, int thread) { attend(*args, tasks[task], t->attention[thread]); });
+}
+
+void* pd_decoder_new(const DecoderConfig* config, const LayerWeights* layers, const Packed* embedding, const Packed* head,
+                     const float* final_norm, const float* cos, const float* sin, int32_t num_threads) {
+  return new Decoder(*config, layers, *embedding, *head, final_norm, cos, sin, num_threads);
+}
+void pd_decoder_free(void* decoder) { delete static_cast<Decoder*>(decoder); }
+
+int32_t pd_decoder_forward(void* decoder, const Step* step, const Cache* cache, float* logits) {
+  return int32_t(static_cast<Decoder*>(decoder)->forward(*step, *cache, logits));
+}
+
+}  // extern "C"

@@ -1,0 +1,75 @@
+// Row operations between the matrices: RMS norm, rotary embedding, writing K and V into the paged cache.
+#pragma once
+#include "packed.h"
+
+namespace pd {
+
+// Where K and V live: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim] of float or bfloat16.
+struct Cache {
+  char* data;
+  int32_t is_bf16, num_layers, block_size, num_kv_heads, head_dim;
+  int64_t num_blocks;
+
+  int64_t element_bytes() const { return is_bf16 ? 2 : 4; }
+  int64_t token_stride() const { return int64_t(num_kv_heads) * head_dim; }
+  // K (which = 0) or V (which = 1) of one slot and head in one layer.
+  char* at(int layer, int which, int64_t slot, int head) const {
+    int64_t block = slot / block_size, offset = slot % block_size;
+    int64_t token = ((block * num_layers + layer) * 2 + which) * block_size + offset;
+    return data + (token * token_stride() + int64_t(head) * head_dim) * element_bytes();
+  }
+};
+
+static inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
+  lanes16 sum = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    lanes16 v = *(const lanes16_mem*)(x + i);
+    sum += v * v;
+  }
+  for (int64_t lane = 0; i + lane < n; lane++) sum[lane] += x[i + lane] * x[i + lane];
+  float scale = 1.0f / std::sqrt(sum16(sum) / float(n) + eps);
+  for (int64_t j = 0; j < n; j++) out[j] = x[j] * scale * weight[j];
+}
+
+// Rotates the halves [0, half) and [half, 2 * half) of one head (the layout of Hugging Face's Llama).
+static inline void rotate(float* head, const float* cos, const float* sin, int half) {
+  for (int i = 0; i < half; i++) {
+    float a = head[i], b = head[i + half];
+    head[i] = a * cos[i] - b * sin[i];
+    head[i + half] = b * cos[i] + a * sin[i];
+  }
+}
+
+static inline void write_cache(const float* x, char* to, int n, bool is_bf16) {
+  if (!is_bf16) {
+    std::memcpy(to, x, size_t(n) * 4);
+    return;
+  }
+  for (int i = 0; i < n; i++) ((uint16_t*)to)[i] = to_bf16(x[i]);
+}
+
+// Row `index` of a packed matrix, dequantised: the embedding of a token.
+static inline void unpacked_row(const Packed& w, int64_t index, float* out) {
+  const int64_t panel = index / NR, step = group_bytes(w.format);
+  const int lane = int(index % NR);
+  const char* data = w.data + panel * panel_bytes(w.format, w.k);
+  for (int64_t k = 0; k < w.k; k++) {
+    const char* group = data + k / GROUP * step;
+    const int64_t i = k % GROUP;
+    if (w.format == F32) {
+      out[k] = ((const float*)group)[i * NR + lane];
+    } else if (w.format == BF16) {
+      out[k] = from_bf16(((const uint16_t*)group)[i * NR + lane]);
+    } else {
+      const float scale = from_half(((const uint16_t*)group)[lane]);
+      const float minimum = w.format == Q8_SYMMETRIC ? 0 : from_half(((const uint16_t*)group)[NR + lane]);
+      const char* values = group + (w.format == Q8_SYMMETRIC ? NR * 2 : NR * 4);
+      const int q = w.format == Q4 ? int((((const uint32_t*)values)[i / 8 * NR + lane] >> (4 * (i % 8))) & 15)
+                                   : int(((const int8_t*)values)[i * NR + lane]);
+      out[k] = w.format == Q8_SYMMETRIC ? float(q) * scale : std::fma(float(q), scale, minimum);
+    }
+  }
+}
+
+}  // namespace pd

@@ -1,0 +1,115 @@
+// A small thread pool for phases of a few microseconds.
+//
+// The caller works too and a phase ends when its tasks are done, not when every thread has shown up: a thread that lost
+// its core to another process delays nobody. Threads spin only while a forward is running (Pool::Session), then sleep
+// in the kernel; an idle engine costs nothing.
+#pragma once
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace pd {
+
+class Pool {
+ public:
+  explicit Pool(int num_threads) : size_(num_threads < 1 ? 1 : num_threads) {
+    for (int i = 1; i < size_; i++) workers_.emplace_back([this, i] { work(i); });
+  }
+
+  ~Pool() {
+    stopping_.store(true);
+    open_.store(1);
+    wake();
+    for (auto& worker : workers_) worker.join();
+  }
+
+  int size() const { return size_; }
+
+  // While a session is open the workers poll for phases; between sessions they sleep.
+  class Session {
+   public:
+    explicit Session(Pool& pool) : pool_(pool) {
+      pool_.open_.store(1, std::memory_order_release);
+      if (pool_.size_ > 1) pool_.wake();
+    }
+    ~Session() { pool_.open_.store(0, std::memory_order_release); }
+
+   private:
+    Pool& pool_;
+  };
+
+  // Calls body(task, thread) for each task in [0, num_tasks); returns when all are done.
+  template <class Body>
+  void run(int num_tasks, const Body& body) {
+    if (size_ == 1 || num_tasks <= 1) {
+      for (int task = 0; task < num_tasks; task++) body(task, 0);
+      return;
+    }
+    function_.store([](const void* b, int task, int thread) { (*static_cast<const Body*>(b))(task, thread); },
+                    std::memory_order_relaxed);
+    body_.store(&body, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    uint64_t epoch = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+    ticket_.store(epoch << 32 | uint64_t(num_tasks) << 16, std::memory_order_release);
+    while (take(0)) {
+    }
+    for (int spins = 0; done_.load(std::memory_order_acquire) != num_tasks; spins++) relax(spins);
+  }
+
+ private:
+  // ticket: epoch (32 bits) | number of tasks (16) | next task (16)
+  bool take(int thread) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    for (;;) {
+      uint32_t next = ticket & 0xffff, total = (ticket >> 16) & 0xffff;
+      if (next >= total) return false;
+      if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) {
+        // The phase cannot end before this task does, so function and body are this phase's.
+        function_.load(std::memory_order_relaxed)(body_.load(std::memory_order_relaxed), int(next), thread);
+        done_.fetch_add(1, std::memory_order_acq_rel);
+        return true;
+      }
+    }
+  }
+
+  static void relax(int spins) {
+    if (spins < 4000)
+      __builtin_ia32_pause();
+    else
+      sched_yield();
+  }
+
+  void work(int thread) {
+    int spins = 0;
+    while (!stopping_.load(std::memory_order_relaxed)) {
+      if (take(thread)) {
+        spins = 0;
+      } else if (open_.load(std::memory_order_acquire)) {
+        relax(spins++);
+      } else {
+        syscall(SYS_futex, &open_, FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
+        spins = 0;
+      }
+    }
+  }
+
+  void wake() { syscall(SYS_futex, &open_, FUTEX_WAKE_PRIVATE, size_, nullptr, nullptr, 0); }
+
+  using Function = void (*)(const void*, int, int);
+  const int size_;
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int32_t> done_{0};
+  alignas(64) std::atomic<uint32_t> open_{0};
+  std::atomic<bool> stopping_{false};
+  std::atomic<Function> function_{nullptr};
+  std::atomic<const void*> body_{nullptr};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace pd

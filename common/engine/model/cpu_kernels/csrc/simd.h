@@ -1,0 +1,108 @@
+// Vectors of the widest unit this machine has, and the few elementwise functions the decoder needs.
+//
+// Everything here is elementwise or reduces in the fixed order of 16 lanes, so a result does not depend on the width
+// of the machine's vectors. FMA contraction (-ffp-contract=fast) is relied on: `a * b + c` rounds once.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace pd {
+
+#if defined(__AVX512F__)
+constexpr int VL = 16;            // lanes of one register
+constexpr int MAX_ROWS = 14;      // rows of a register tile: 14 x 2 accumulators + 2 weights + 1 activation
+constexpr int MAX_ACCUMULATORS = 28;
+#else
+constexpr int VL = 8;
+constexpr int MAX_ROWS = 6;
+constexpr int MAX_ACCUMULATORS = 12;
+#endif
+constexpr int NR = 2 * VL;        // columns of a weight panel
+
+typedef float vf __attribute__((vector_size(VL * 4)));
+typedef int32_t vi __attribute__((vector_size(VL * 4)));
+typedef float vf_mem __attribute__((vector_size(VL * 4), aligned(4), may_alias));
+typedef int32_t vi_mem __attribute__((vector_size(VL * 4), aligned(4), may_alias));
+typedef int8_t vb __attribute__((vector_size(VL), aligned(1), may_alias));
+typedef uint16_t vh __attribute__((vector_size(VL * 2), aligned(2), may_alias));
+typedef float lanes16 __attribute__((vector_size(64)));
+typedef int32_t lanes16i __attribute__((vector_size(64)));
+typedef float lanes16_mem __attribute__((vector_size(64), aligned(4), may_alias));
+
+static inline vf load(const float* p) { return *(const vf_mem*)p; }
+static inline void store(float* p, vf v) { *(vf_mem*)p = v; }
+static inline vf splat(float x) { return vf{} + x; }
+
+static inline vf load_bf16(const uint16_t* p) {
+  vi wide = __builtin_convertvector(*(const vh*)p, vi) << 16;
+  return (vf)wide;
+}
+
+static inline vf load_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#else
+  return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#endif
+}
+
+static inline vf load_int8(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#else
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#endif
+}
+
+static inline uint16_t to_bf16(float x) {  // round to nearest even; NaN stays NaN
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40);
+  return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline float from_bf16(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+static inline uint16_t to_half(float x) { return _cvtss_sh(x, 0); }
+static inline float from_half(uint16_t x) { return _cvtsh_ss(x); }
+
+static inline float sum16(lanes16 v) {
+  float a[16];
+  std::memcpy(a, &v, 64);
+  for (int width = 8; width; width >>= 1)
+    for (int i = 0; i < width; i++) a[i] += a[i + width];
+  return a[0];
+}
+
+// exp by range reduction to [-ln2/2, ln2/2] and a degree-6 polynomial (Cephes' coefficients); error < 2 ulp.
+template <class F, class I>
+static inline F exp_lanes(F x) {
+  F low = F{} - 87.33f, high = F{} + 88.37f;
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  F magic = F{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  F n = (x * 1.44269504088896341f + magic) - magic;
+  F r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  F p = F{} + 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  I exponent = (__builtin_convertvector(n, I) + 127) << 23;
+  return p * (F)exponent;
+}
+
+static inline vf exp_v(vf x) { return exp_lanes<vf, vi>(x); }
+static inline vf silu(vf x) { return x / (exp_v(-x) + 1.0f); }
+
+}  // namespace pd
