@@ -147,7 +147,7 @@ class HfTokenizer:
         return self._fingerprint
 
     @property
-    def hf_tokenizer_json(self) -> str | None:
+    def hf_tokenizer_json(self) -> str:
         """The text this was made from."""
         return self._json
 

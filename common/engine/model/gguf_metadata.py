@@ -3,10 +3,10 @@
 Owns: reading values and saying which key is wrong. Does not know what the keys mean.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from gguf import GGUFReader
 
 from common.errors import StartupError
@@ -48,22 +48,20 @@ class GgufMetadata:
 
     def texts(self, key: str) -> list[str]:
         """A required array of strings."""
-        return [str(item) for item in self._required(key, self._get(key, list, None))]
+        return self._required(key, self._get(key, list[str], None))
 
     def integers(self, key: str) -> list[int]:
         """A required array of integers."""
-        return [int(item) for item in self._required(key, self._get(key, list, None))]
+        return self._required(key, self._get(key, list[int], None))
 
-    def _get(self, key: str, convert: Callable[[object], ValueT], default: ValueT | None) -> ValueT | None:
+    def _get(self, key: str, kind: type[ValueT], default: ValueT | None) -> ValueT | None:
         field = self._fields.get(key)
         if field is None:
             return default
         try:
-            return convert(field.contents())
-        except (TypeError, ValueError) as error:
-            raise StartupError(
-                f"{self._path}: GGUF key {key} is not a {getattr(convert, '__name__', 'value')}"
-            ) from error
+            return msgspec.convert(field.contents(), type=kind)
+        except msgspec.ValidationError as error:
+            raise StartupError(f"{self._path}: GGUF key {key}: {error}") from error
 
     def _required(self, key: str, value: ValueT | None) -> ValueT:
         if value is None:

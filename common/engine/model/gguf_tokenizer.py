@@ -82,7 +82,10 @@ def read_tokenizer(path: Path, metadata: GgufMetadata) -> HfTokenizer:
     splitting = _SPLITTING.get(pre)
     if splitting is None:
         raise StartupError(f"{path}: pre-tokenizer {pre} is not supported; supported: {', '.join(sorted(_SPLITTING))}")
-    return HfTokenizer(_build(metadata, splitting).to_str(), eos_token_ids(metadata))
+    try:
+        return HfTokenizer(_build(metadata, splitting).to_str(), eos_token_ids(metadata))
+    except Exception as error:  # noqa: BLE001 -- the tokenizers package raises bare Exception
+        raise StartupError(f"{path}: tokenizer: {error}") from error
 
 
 def eos_token_ids(metadata: GgufMetadata) -> frozenset[int]:
