@@ -1,17 +1,27 @@
 """From logits to tokens of one step, over the persistent batch.
 
-Journey row 8. Owns: the sampler the engine core drives (one thread). Does not know requests' text, KV or grammars beyond
-their bitmasks.
+Journey row 8. Owns: the sampler the engine core drives (one thread): membership, the step's plan, greedy and random
+rows in one pass, logprobs. The order of everything that changes logits: `common.engine.sampling.pipeline`. Does not
+know requests' text, KV or grammars beyond their bitmasks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 
 from common.engine.outputs import PositionLogprobs
-from common.engine.sampling.batch_state import BatchUpdate
+from common.engine.sampling.batch_state import AddedRow, BatchUpdate, LogitsRows
+from common.engine.sampling.grammar_mask import allows_only, apply_bitmask
+from common.engine.sampling.logprobs import position_logprobs
+from common.engine.sampling.pipeline import Pipeline
+from common.engine.sampling.processors.processor import LogitsProcessor, ProcessorContext
+from common.engine.sampling.processors.thinking_budget import OutputMarkers
+from common.engine.sampling.race import race
+from common.engine.sampling.random import row_keys
+from common.engine.sampling.row_parameters import RowParameters, StepPlan
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
@@ -41,6 +51,7 @@ class Sampler:
         device: where the logits live.
         logprobs_mode: what `logprobs` reports.
         processors: loaded custom processors, run beside the built-in ones.
+        markers: of thinking and tool calls, for `thinking_token_budget`; None when the model has no parser.
     """
 
     def __init__(
@@ -49,13 +60,28 @@ class Sampler:
         max_rows: int,
         device: torch.device,
         logprobs_mode: LogprobsMode = "raw_logprobs",
-        processors: Sequence[object] = (),
+        processors: Sequence[LogitsProcessor] = (),
+        *,
+        markers: OutputMarkers | None = None,
     ) -> None:
-        raise NotImplementedError
+        self._device = device
+        self._mode = logprobs_mode
+        self._outputs: dict[int, list[int]] = {}
+        self._parameters = RowParameters(vocab_size, max_rows, device)
+        context = ProcessorContext(vocab_size=vocab_size, max_rows=max_rows, device=device)
+        self._pipeline = Pipeline(context, processors, markers)
+        self._plan: StepPlan | None = None
 
     def update_batch(self, update: BatchUpdate) -> None:
         """Apply membership changes (removed, added, moved) before the step that needs them."""
-        raise NotImplementedError
+        self._plan = None
+        for row in update.removed:
+            self._outputs.pop(row, None)
+        added = tuple(self._added(entry) for entry in update.added)
+        for moved in update.moved:
+            self._outputs[moved.target] = self._outputs.pop(moved.source)
+            self._parameters.move(moved.source, moved.target)
+        self._pipeline.update_state(replace(update, added=added))
 
     def sample(
         self,
@@ -74,8 +100,117 @@ class Sampler:
             masked_rows: logits row of each bitmask row, length M; all others are unconstrained.
             drafts: tokens assumed accepted before each logits row beyond the recorded ones; empty: none.
         """
-        raise NotImplementedError
+        if not rows:
+            return SampleOutput([], [], frozenset())
+        plan = self._planned(rows)
+        where = self._locate(plan, bitmask, masked_rows, drafts)
+        if bitmask is not None and masked_rows:
+            apply_bitmask(logits, bitmask, masked_rows)
+        raw = None
+        if plan.logprob_rows is not None and self._mode.startswith("raw"):
+            raw = logits[plan.logprob_rows]
+        logits = self._pipeline.change_argmax(logits, where)
+        logits, token_ids, usable = self._draw(logits, where, plan)
+        drawn, usable_rows = token_ids.tolist(), usable.tolist()
+        failed = frozenset(row for row, is_usable in enumerate(usable_rows) if not is_usable)
+        return SampleOutput(drawn, self._report(plan, raw, logits, token_ids, failed), failed)
 
     def record(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         """Tokens were accepted: `token_ids[i]` by persistent row `rows[i]`; a row may come several times, in order."""
-        raise NotImplementedError
+        waves: list[tuple[list[int], list[int]]] = []
+        seen: dict[int, int] = {}
+        for row, token_id in zip(rows, token_ids, strict=True):
+            self._outputs[row].append(token_id)
+            wave = seen[row] = seen.get(row, -1) + 1
+            if wave == len(waves):
+                waves.append(([], []))
+            waves[wave][0].append(row)
+            waves[wave][1].append(token_id)
+        for wave_rows, wave_tokens in waves:
+            host_rows = np.array(wave_rows, dtype=np.int64)
+            self._parameters.count_outputs(host_rows)
+            self._pipeline.record(host_rows, np.array(wave_tokens, dtype=np.int64))
+
+    def _added(self, entry: AddedRow) -> AddedRow:
+        """Take the row in, and give processors a view of its output that grows."""
+        outputs = list(entry.output_token_ids)
+        self._outputs[entry.row] = outputs
+        self._parameters.set(entry)
+        return replace(entry, output_token_ids=outputs)
+
+    def _planned(self, rows: Sequence[int]) -> StepPlan:
+        if self._plan is None or self._plan.persistent != tuple(rows):
+            self._plan = self._parameters.plan(rows)
+        return self._plan
+
+    def _locate(
+        self,
+        plan: StepPlan,
+        bitmask: torch.Tensor | None,
+        masked_rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+    ) -> LogitsRows:
+        positions = self._parameters.positions(plan.host_rows)
+        assumed = tuple(tuple(draft) for draft in drafts) if any(drafts) else ()
+        if assumed:
+            positions = positions + np.array([len(draft) for draft in assumed])
+        rows = LogitsRows(
+            persistent=plan.persistent,
+            index=plan.index,
+            positions=positions,
+            drafts=assumed,
+            constrained=frozenset(masked_rows),
+        )
+        if bitmask is None or not masked_rows:
+            return rows
+        mask_of = {row: place for place, row in enumerate(masked_rows)}
+        must_stop = frozenset(
+            row
+            for row, stops in self._pipeline.unfinished(rows)
+            if row in mask_of and allows_only(bitmask[mask_of[row]], stops)
+        )
+        return replace(rows, must_stop=must_stop) if must_stop else rows
+
+    def _draw(
+        self, logits: torch.Tensor, rows: LogitsRows, plan: StepPlan
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Processed logits float32 [R, vocab_size], tokens int64 [R], and which rows had any, bool [R]."""
+        best, usable = _highest(logits) if plan.any_greedy else (None, None)
+        if plan.all_greedy and best is not None and usable is not None:
+            return logits, best, usable
+        keep = plan.logprob_rows is not None and self._mode.startswith("processed")
+        logits, weights = self._pipeline.weigh(logits, rows, plan, keep_logits=keep)
+        keys = row_keys(plan.seeds, torch.from_numpy(rows.positions).to(self._device))
+        drawn, drawable = race(weights, keys)
+        if best is None or usable is None:
+            return logits, drawn, drawable
+        return logits, torch.where(plan.greedy, best, drawn), torch.where(plan.greedy, usable, drawable)
+
+    def _report(
+        self,
+        plan: StepPlan,
+        raw: torch.Tensor | None,
+        processed: torch.Tensor,
+        token_ids: torch.Tensor,
+        failed: frozenset[int],
+    ) -> list[PositionLogprobs | None]:
+        reported: list[PositionLogprobs | None] = [None] * len(plan.persistent)
+        if plan.logprob_rows is None:
+            return reported
+        scores = processed[plan.logprob_rows] if raw is None else raw
+        requests = [request for request in plan.logprobs if request is not None]
+        asking = [row for row, request in enumerate(plan.logprobs) if request is not None]
+        found = position_logprobs(
+            scores, token_ids[plan.logprob_rows], requests, normalise=self._mode.endswith("logprobs")
+        )
+        for row, logprobs in zip(asking, found, strict=True):
+            reported[row] = None if row in failed else logprobs
+        return reported
+
+
+def _highest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """First highest token of each row int64 [R], and whether there is one (finite), bool [R]."""
+    # On CPU numpy's argmax is vectorised; torch's is a plain loop.
+    on_cpu = logits.device.type == "cpu"
+    best = torch.from_numpy(logits.numpy().argmax(axis=1)) if on_cpu else logits.argmax(dim=1)
+    return best, logits.gather(1, best.unsqueeze(1)).squeeze(1).isfinite()

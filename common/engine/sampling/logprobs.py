@@ -1,0 +1,96 @@
+"""Log probabilities (or logits) of chosen tokens and their alternatives, with ranks.
+
+Owns: the numbers of `logprobs`, `logprob_token_ids` and `prompt_logprobs`. A masked token's -inf is reported as
+`LOGPROB_FLOOR`, which JSON can carry. Does not know when they are taken: `common.engine.sampling.sampler`.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from common.engine.outputs import PositionLogprobs, TokenLogprob
+from common.engine.sampling.row_parameters import LogprobRequest
+
+LOGPROB_FLOOR = -9999.0
+"""Stands for -inf. Source: vLLM 0.32 reports the same number over HTTP."""
+
+
+def position_logprobs(
+    scores: torch.Tensor, token_ids: torch.Tensor, requests: Sequence[LogprobRequest], *, normalise: bool
+) -> list[PositionLogprobs]:
+    """Report each row's chosen token and alternatives.
+
+    Args:
+        scores: logits float32 [n, vocab_size]; not changed.
+        token_ids: chosen tokens int64 [n].
+        requests: what each row wants, length n.
+        normalise: report log softmax of `scores`; else `scores` themselves.
+    """
+    shift = scores.logsumexp(dim=1) if normalise else torch.zeros(scores.shape[0], device=scores.device)
+    chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
+    higher = (scores > chosen.unsqueeze(1)).sum(dim=1)
+    count = max(request.count for request in requests if request.token_ids is None) if _any_top(requests) else 0
+    top_values, top_ids = scores.topk(min(count, scores.shape[1]), dim=1)
+    columns = zip(
+        token_ids.tolist(),
+        (chosen - shift).tolist(),
+        higher.tolist(),
+        top_ids.tolist(),
+        (top_values - shift.unsqueeze(1)).tolist(),
+        strict=True,
+    )
+    reported = []
+    for row, (token, logprob, above, ids, values) in enumerate(columns):
+        request = requests[row]
+        if request.token_ids is None:
+            top = _ranked(ids[: request.count], values[: request.count])
+        else:
+            top = _listed(scores[row], float(shift[row]), request.token_ids)
+        reported.append(
+            PositionLogprobs(chosen=TokenLogprob(token_id=token, logprob=_finite(logprob), rank=above + 1), top=top)
+        )
+    return reported
+
+
+def prompt_logprobs(logits: torch.Tensor, next_token_ids: Sequence[int], count: int) -> list[PositionLogprobs]:
+    """Log probabilities of prompt tokens, each under the logits of the position before it.
+
+    Args:
+        logits: float32 [n, vocab_size] of n consecutive prompt positions; not changed.
+        next_token_ids: the prompt token after each of them, length n.
+        count: alternatives per position; -1 is the whole vocabulary.
+    """
+    request = LogprobRequest(count=logits.shape[1] if count < 0 else count, token_ids=None)
+    tokens = torch.tensor(next_token_ids, dtype=torch.int64, device=logits.device)
+    return position_logprobs(logits, tokens, [request] * len(next_token_ids), normalise=True)
+
+
+def _any_top(requests: Sequence[LogprobRequest]) -> bool:
+    return any(request.token_ids is None for request in requests)
+
+
+def _ranked(ids: list[int], values: list[float]) -> tuple[TokenLogprob, ...]:
+    """Descending alternatives; equal values share a rank."""
+    ranked: list[TokenLogprob] = []
+    rank = 1
+    for place, (token, value) in enumerate(zip(ids, values, strict=True)):
+        if place and value < values[place - 1]:
+            rank = place + 1
+        ranked.append(TokenLogprob(token_id=token, logprob=_finite(value), rank=rank))
+    return tuple(ranked)
+
+
+def _listed(scores: torch.Tensor, shift: float, token_ids: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+    """The asked-for tokens of one row float32 [vocab_size], best first."""
+    values = scores[torch.tensor(token_ids, device=scores.device)]
+    above = (scores > values.unsqueeze(1)).sum(dim=1).tolist()
+    entries = [
+        TokenLogprob(token_id=token, logprob=_finite(value - shift), rank=higher + 1)
+        for token, value, higher in zip(token_ids, values.tolist(), above, strict=True)
+    ]
+    return tuple(sorted(entries, key=lambda entry: entry.rank))
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else LOGPROB_FLOOR

@@ -1,0 +1,137 @@
+"""The numbers of every persistent row, and what a step makes of them.
+
+Owns: host arrays of scalar parameters, and the plan of a step (which of its rows are greedy, cut, want logprobs). The
+plan is rebuilt only when rows or batch change, so a steady batch does no work per row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from common.engine.sampling.batch_state import AddedRow, IntArray
+from common.engine.sampling.params import SamplingParams
+from common.engine.sampling.processors.top_k_top_p import Cuts
+from common.engine.sampling.random import signed64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobRequest:
+    """What one logits row reports: `count` alternatives (the vocabulary size: all), or these `token_ids`."""
+
+    count: int
+    token_ids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPlan:
+    """What is common to steps with the same logits rows.
+
+    Attributes:
+        persistent: persistent row of each logits row, length R.
+        host_rows: the same, int64 [R].
+        index: the same, int64 [R] on the device.
+        seeds: int64 [R] on the device.
+        greedy: bool [R] on the device; `any_greedy` and `all_greedy` say it on the host.
+        temperature: float32 [R, 1], 1.0 for greedy rows; None when all are 1.0.
+        cut_rows: logits rows with min_p, top_k or top_p, int64 on the device; None means all of them.
+        cuts: thresholds of the cut rows; None when there are none.
+        logprobs: per logits row, None where nothing is asked.
+        logprob_rows: logits rows that ask, int64 on the device; None when nobody does.
+    """
+
+    persistent: tuple[int, ...]
+    host_rows: IntArray
+    index: torch.Tensor
+    seeds: torch.Tensor
+    greedy: torch.Tensor
+    any_greedy: bool
+    all_greedy: bool
+    temperature: torch.Tensor | None
+    cut_rows: torch.Tensor | None
+    cuts: Cuts | None
+    logprobs: tuple[LogprobRequest | None, ...]
+    logprob_rows: torch.Tensor | None
+
+
+class RowParameters:
+    """Scalar parameters of the persistent rows, on the host.
+
+    Args:
+        vocab_size: `top_k` at or above it is off.
+        max_rows: persistent rows.
+        device: where the logits live.
+    """
+
+    def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._temperature: npt.NDArray[np.float32] = np.zeros(max_rows, dtype=np.float32)
+        self._top_k: IntArray = np.full(max_rows, vocab_size, dtype=np.int64)
+        self._top_p: npt.NDArray[np.float64] = np.ones(max_rows)
+        self._min_p: npt.NDArray[np.float64] = np.zeros(max_rows)
+        self._seed: IntArray = np.zeros(max_rows, dtype=np.int64)
+        self._num_outputs: IntArray = np.zeros(max_rows, dtype=np.int64)
+        self._logprobs: list[LogprobRequest | None] = [None] * max_rows
+
+    def set(self, added: AddedRow) -> None:
+        """Take over an added row's parameters."""
+        row, params = added.row, added.params
+        self._temperature[row] = params.temperature
+        self._top_k[row] = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        self._top_p[row] = params.top_p
+        self._min_p[row] = params.min_p
+        self._seed[row] = signed64(added.seed)
+        self._num_outputs[row] = len(added.output_token_ids)
+        self._logprobs[row] = self._logprob_request(params)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy `source` to `target`."""
+        arrays = (self._temperature, self._top_k, self._top_p, self._min_p, self._seed, self._num_outputs)
+        for array in arrays:
+            array[target] = array[source]
+        self._logprobs[target] = self._logprobs[source]
+
+    def count_outputs(self, rows: IntArray) -> None:
+        """One more output token of each of the persistent `rows` (no row twice)."""
+        self._num_outputs[rows] += 1
+
+    def positions(self, rows: IntArray) -> IntArray:
+        """Output position of the next token of each persistent row, int64 [len(rows)]."""
+        return self._num_outputs[rows]
+
+    def plan(self, rows: Sequence[int]) -> StepPlan:
+        """The plan of a step whose logits rows belong to these persistent rows."""
+        host = np.asarray(rows, dtype=np.int64)
+        temperature = self._temperature[host]
+        greedy = temperature == 0
+        scale = np.where(greedy, np.float32(1.0), temperature)
+        top_k, top_p, min_p = self._top_k[host], self._top_p[host], self._min_p[host]
+        cut = np.flatnonzero(~greedy & ((top_k < self._vocab_size) | (top_p < 1) | (min_p > 0)))
+        wants = tuple(self._logprobs[row] for row in rows)
+        asking = [row for row, want in enumerate(wants) if want is not None]
+        return StepPlan(
+            persistent=tuple(rows),
+            host_rows=host,
+            index=self._to_device(host),
+            seeds=self._to_device(self._seed[host]),
+            greedy=self._to_device(greedy),
+            any_greedy=bool(greedy.any()),
+            all_greedy=bool(greedy.all()),
+            temperature=None if (scale == 1).all() else self._to_device(scale).unsqueeze(1),
+            cut_rows=None if len(cut) == len(host) else self._to_device(cut),
+            cuts=Cuts(top_k[cut], top_p[cut], min_p[cut]) if len(cut) else None,
+            logprobs=wants,
+            logprob_rows=self._to_device(np.array(asking, dtype=np.int64)) if asking else None,
+        )
+
+    def _logprob_request(self, params: SamplingParams) -> LogprobRequest | None:
+        if params.logprobs is None and params.logprob_token_ids is None:
+            return None
+        count = params.logprobs or 0
+        return LogprobRequest(count=self._vocab_size if count < 0 else count, token_ids=params.logprob_token_ids)
+
+    def _to_device(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
