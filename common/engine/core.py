@@ -1,0 +1,383 @@
+"""One step of the engine: plan, forward with the masks filling meanwhile, sample, accept, apply.
+
+Journey rows 5 to 8. Owns: every request, block, row and matcher of one engine, on one thread. Commands come in by `add`
+and `abort`, answers go out as `TokenDelta`s of `step`. Does not know: threads, text, HTTP, NIXL, its role.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from common.clock import Clock
+from common.engine.admission import check_admissible, make_choices
+from common.engine.kv_cache.block_table import num_blocks_for
+from common.engine.kv_cache.manager import KvCacheManager
+from common.engine.kv_cache.storage import KvCacheStorage
+from common.engine.model.forward import DecoderModel
+from common.engine.outputs import PositionLogprobs, TokenDelta
+from common.engine.ports import KVSink, KVSource, PullOutcome, PullStatus
+from common.engine.request import GenerateRequest
+from common.engine.request_state import FinishReason, RequestState
+from common.engine.runner.input_batch import InputBatch
+from common.engine.runner.model_runner import ModelRunner
+from common.engine.runner.prompt_logprobs import prompt_logprobs
+from common.engine.scheduling.scheduler import Scheduler
+from common.engine.scheduling.sequence import Request
+from common.engine.settings import CoreSettings
+from common.engine.status import EngineStatus
+from common.engine.step import SampledTokens, SamplerPort, ScheduledChunk, StepPlan, StepResult
+from common.engine.step_timer import StepPart, StepTimer
+from common.engine.stop import Ending, check_stop
+from common.engine.structured_output.grammar import CompileState, GrammarService, GrammarTicket, MaskRow
+from common.errors import EngineError, GrammarDesynced, NoTokenAllowed, NotSupported, PDError, TransferError
+from common.ids import RequestId
+from common.telemetry.timeline import Event
+from common.wire.kv_params import KvReference
+
+
+class EngineCore:
+    """The engine without its thread.
+
+    Args:
+        settings: limits and policies.
+        model: the decoder.
+        kv_cache: its paged cache.
+        sampler: logits to tokens.
+        grammars: structured output.
+        clock: of timelines and step times.
+        kv_source: where remote KV comes from (D); None refuses references.
+        kv_sink: who takes finished prompts over (P); None refuses handoffs.
+    """
+
+    def __init__(  # noqa: PLR0913 - the one list of an engine's collaborators, written once in each main.py
+        self,
+        settings: CoreSettings,
+        *,
+        model: DecoderModel,
+        kv_cache: KvCacheStorage,
+        sampler: SamplerPort,
+        grammars: GrammarService,
+        clock: Clock,
+        kv_source: KVSource | None = None,
+        kv_sink: KVSink | None = None,
+    ) -> None:
+        self.settings = settings
+        self._storage = kv_cache
+        self._sampler = sampler
+        self._grammars = grammars
+        self._clock = clock
+        self._source = kv_source
+        self._sink = kv_sink
+        self.kv = KvCacheManager(
+            kv_cache.num_blocks, kv_cache.block_size, enable_prefix_cache=settings.enable_prefix_cache
+        )
+        self.scheduler = Scheduler(self.kv, settings.max_num_seqs, settings.max_num_batched_tokens)
+        self._batch = InputBatch(
+            settings.max_num_seqs, num_blocks_for(settings.max_model_len_tokens, kv_cache.block_size)
+        )
+        self._runner = ModelRunner(model, kv_cache, self._batch)
+        self._timer = StepTimer(clock)
+        self._choices: dict[RequestId, list[Request]] = {}
+        self._num_admitted = 0
+        self._deltas: list[TokenDelta] = []
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def check(self, request: GenerateRequest) -> None:
+        """Refuse at the door what could never be served here; thread-safe.
+
+        Raises:
+            ContextLengthExceeded, InvalidRequest: see `check_admissible`.
+            NotSupported: this engine neither pulls nor hands over.
+        """
+        check_admissible(request, self.settings)
+        if request.reference is not None and self._source is None:
+            raise NotSupported("this engine does not read KV of other engines", param="kv_transfer_params")
+        if request.hand_off and self._sink is None:
+            raise NotSupported("this engine does not hand KV over", param="kv_transfer_params")
+
+    def compile(self, request: GenerateRequest) -> GrammarTicket | None:
+        """Ask for the request's grammar; thread-safe and quick, so it is asked before the step loop is free."""
+        return None if request.constraint is None else self._grammars.compile(request.constraint)
+
+    def add(self, request: GenerateRequest, ticket: GrammarTicket | None = None) -> None:
+        """Take a checked request in. `ticket` is what `compile` gave for it."""
+        request.timeline.mark(Event.ADMITTED)
+        choices = make_choices(request, self._num_admitted, self.settings.eos_token_ids)
+        self._num_admitted += 1
+        self._choices[request.request_id] = choices
+        leader = choices[0]
+        leader.ticket = ticket if ticket is not None else self.compile(request)
+        self.scheduler.add(leader)
+        if leader.reference is not None and self._source is not None:
+            try:
+                self._source.expect(leader.key, leader.reference)
+            except TransferError as error:
+                self._source.abandon(leader.key)
+                leader.reference = None
+                self._fall_back(leader, "reference_refused", error)
+
+    def abort(self, request_id: RequestId) -> None:
+        """End every choice of a request; unknown and ended ones are left alone."""
+        for request in self._choices.get(request_id, ()):
+            if not request.is_finished:
+                self._end(request, FinishReason.ABORTED)
+        self._choices.pop(request_id, None)
+
+    def fail_all(self, error: PDError) -> None:
+        """End every live request with `error`: a step broke in a way that belongs to no single one."""
+        for choices in list(self._choices.values()):
+            for request in choices:
+                if not request.is_finished:
+                    self._end(request, FinishReason.ERROR, error)
+        self._choices.clear()
+
+    # -- the step ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepResult:
+        """Do one step; returns at once when there is nothing to compute."""
+        with torch.inference_mode():
+            self._poll()
+            self._timer.start()
+            plan = self.scheduler.plan()
+            self._transfer(plan)
+            self._timer.lap(StepPart.PLAN)
+            if plan.chunks:
+                self._compute(plan)
+            elif plan.left:
+                self._sampler.update_batch(self._batch.update(plan))
+        deltas, self._deltas = tuple(self._deltas), []
+        return StepResult(deltas=deltas, started=plan.started, did_work=bool(plan.chunks or plan.left))
+
+    def _poll(self) -> None:
+        """Take in what happened elsewhere: ended leases, ended pulls, settled grammars."""
+        if self._sink is not None:
+            for lease_id in self._sink.poll_released():
+                self.kv.unpin(lease_id)
+        if self._source is not None:
+            for outcome in self._source.poll():
+                self._settle_pull(outcome)
+        for request in list(self.scheduler.grammar_pending.values()):
+            self._settle_grammar(request)
+
+    def _settle_pull(self, outcome: PullOutcome) -> None:
+        failed = self.scheduler.settle_pull(outcome)
+        if failed is not None:
+            error = TransferError(outcome.reason or f"the KV pull ended as {outcome.status.value}")
+            self._fall_back(failed, outcome.cause or outcome.status.value, error)
+
+    def _fall_back(self, request: Request, reason: str, error: PDError) -> None:
+        """The peer's KV will not come: compute the prompt here, or end the request, as the policy says."""
+        if self.settings.on_pull_failure == "recompute":
+            self.scheduler.counters.fell_back(reason)
+        else:
+            self._end(request, FinishReason.ERROR, error)
+
+    def _settle_grammar(self, request: Request) -> None:
+        ticket = request.ticket
+        assert ticket is not None  # a constrained request is never without one
+        if ticket.state is CompileState.COMPILING:
+            return
+        if ticket.state is CompileState.FAILED:
+            self._end(request, FinishReason.ERROR, ticket.error or EngineError("the grammar failed without a reason"))
+            return
+        try:
+            for member in self._choices[request.request_id]:
+                member.matcher = self._grammars.start_matcher(ticket, member.stop_ids)
+        except Exception as error:  # noqa: BLE001 - grammar libraries raise anything; it is this request's failure
+            self._end(request, FinishReason.ERROR, _as_engine_error(error, "no matcher for the grammar"))
+            return
+        self.scheduler.grammar_ready(request)
+
+    def _transfer(self, plan: StepPlan) -> None:
+        """Carry out what the plan decided about blocks and peers; copies first, they read what pulls may overwrite."""
+        self._storage.copy_blocks(plan.copies)
+        if self._source is None:
+            return
+        for key in plan.cancelled:
+            self._source.cancel(key)
+        for key in plan.abandoned:
+            self._source.abandon(key)
+        if plan.pulls:
+            self._storage.finish_pending_work()
+        for pull in plan.pulls:
+            try:
+                self._source.start_pull(pull)
+            except TransferError as error:
+                failed = PullOutcome(
+                    request_id=pull.request_id, status=PullStatus.FAILED, cause="refused", reason=str(error)
+                )
+                self._settle_pull(failed)
+
+    def _compute(self, plan: StepPlan) -> None:
+        try:
+            sampled = self._forward_and_sample(plan)
+        except Exception as error:  # noqa: BLE001 - whatever broke the forward ends its requests, never the loop
+            for chunk in plan.chunks:
+                self._end(chunk.request, FinishReason.ERROR, _as_engine_error(error, "the forward failed"))
+            return
+        self.scheduler.apply(plan)
+        if sampled is not None:
+            self._keep([chunk for chunk in plan.chunks if chunk.samples], sampled)
+        self._timer.lap(StepPart.APPLY)
+
+    def _forward_and_sample(self, plan: StepPlan) -> SampledTokens | None:
+        """The forward of all chunks and a token for each sampling one; None when none samples."""
+        update = self._batch.update(plan)
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        masked = [i for i, chunk in enumerate(sampling) if chunk.request.matcher is not None]
+        pending = self._grammars.fill([_mask_row(i, sampling[i].request) for i in masked]) if masked else None
+        try:
+            logits = self._runner.forward(plan.chunks)
+        finally:  # also when the forward fails: the sampler's rows must stay the batch's rows
+            self._sampler.update_batch(update)
+        self._timer.lap(StepPart.FORWARD)
+        if logits.prompt.shape[0]:
+            self._keep_prompt_logprobs(plan.chunks, logits.prompt)
+        if not sampling:
+            return None
+        bitmask = pending.wait() if pending is not None else None
+        self._timer.lap(StepPart.MASK_WAIT)
+        rows = [self._batch.row(chunk.request) for chunk in sampling]
+        sampled = self._sampler.sample(logits.sampling, rows, bitmask, masked)
+        self._timer.lap(StepPart.SAMPLE)
+        return sampled
+
+    # -- what a step gave --------------------------------------------------------------------------------------------
+
+    def _keep_prompt_logprobs(self, chunks: Sequence[ScheduledChunk], logits: torch.Tensor) -> None:
+        begin = 0
+        for chunk in chunks:
+            request, count = chunk.request, chunk.num_prompt_logits
+            num_top = request.sampling.prompt_logprobs
+            if count == 0 or num_top is None or request.prompt_logprobs is None:
+                continue
+            targets = request.token_ids[chunk.start + 1 : chunk.start + 1 + count]
+            as_logits = self.settings.prompt_logprobs_as_logits
+            rows = logits[begin : begin + count]
+            request.prompt_logprobs += prompt_logprobs(rows, targets, num_top, as_logits=as_logits)
+            begin += count
+
+    def _keep(self, sampling: Sequence[ScheduledChunk], sampled: SampledTokens) -> None:
+        """Accept the sampled tokens, one request at a time; an error is that request's alone."""
+        rows: list[int] = []
+        tokens: list[int] = []
+        for i, chunk in enumerate(sampling):
+            request, token_id = chunk.request, sampled.token_ids[i]
+            error = NoTokenAllowed("no token is allowed") if i in sampled.failed_rows else _accept(request, token_id)
+            if error is not None:
+                self._end(request, FinishReason.ERROR, error)
+                continue
+            request.token_ids.append(token_id)
+            self.scheduler.counters.num_generated_tokens += 1
+            ending = check_stop(request, self.settings.eos_token_ids, self.settings.max_model_len_tokens)
+            if ending is None:
+                rows.append(self._batch.row(request))
+                tokens.append(token_id)
+            self._emit_token(request, token_id, sampled.logprobs[i], ending)
+        if rows:
+            self._sampler.record(rows, tokens)
+
+    def _emit_token(
+        self, request: Request, token_id: int, logprobs: PositionLogprobs | None, ending: Ending | None
+    ) -> None:
+        is_first = request.num_output_tokens == 1
+        if is_first:
+            request.timeline.mark(Event.FIRST_TOKEN)
+        handoff = None
+        if ending is not None and ending.reason is FinishReason.HANDED_OFF:
+            try:
+                handoff = self._hand_off(request)
+            except PDError as error:
+                self._end(request, FinishReason.ERROR, error)
+                return
+        if ending is not None:
+            self.scheduler.finish(request, ending.reason)
+            self._forget(request)
+        has_prompt_logprobs = is_first and request.prompt_logprobs is not None
+        self._deltas.append(
+            TokenDelta(
+                request_id=request.request_id,
+                index=request.index,
+                token_ids=(token_id,),
+                logprobs=() if logprobs is None else (logprobs,),
+                finish=None if ending is None else ending.reason,
+                stop_reason=None if ending is None else ending.stop_reason,
+                handoff=handoff,
+                prompt_logprobs=tuple(request.prompt_logprobs or ()) if has_prompt_logprobs else None,
+                num_cached_tokens=request.num_prefix_tokens + request.num_pulled_tokens if is_first else 0,
+                num_pulled_tokens=request.num_pulled_tokens if is_first else 0,
+            )
+        )
+
+    def _hand_off(self, request: Request) -> KvReference:
+        """Leave the prompt's blocks under a lease; they stay pinned until the lease is reported as released."""
+        if self._sink is None:
+            raise NotSupported("this engine does not hand KV over", param="kv_transfer_params")
+        block_ids = request.holding.table.slice(0, num_blocks_for(request.num_prompt_tokens, self.kv.block_size))
+        reference = self._sink.hand_off(request.key, block_ids, request.prompt_token_ids)
+        self.kv.pin(reference.lease_id, block_ids)
+        self.scheduler.counters.num_handoffs += 1
+        return reference
+
+    def _end(self, request: Request, reason: FinishReason, error: PDError | None = None) -> None:
+        """End a request without a new token, and every choice that still waited for it."""
+        for ended in self.scheduler.finish(request, reason, error):
+            self._deltas.append(TokenDelta(request_id=ended.request_id, index=ended.index, finish=reason, error=error))
+            self._forget(ended)
+
+    def _forget(self, request: Request) -> None:
+        choices = self._choices.get(request.request_id)
+        if choices is not None and all(choice.is_finished for choice in choices):
+            del self._choices[request.request_id]
+
+    def status(self) -> EngineStatus:
+        """A picture of the engine between two steps; step-loop thread only."""
+        scheduler, counters = self.scheduler, self.scheduler.counters
+        num_preempted = sum(request.state is RequestState.PREEMPTED for request in scheduler.waiting)
+        return EngineStatus(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) - num_preempted,
+            num_preempted=num_preempted,
+            num_waiting_for_grammar=len(scheduler.grammar_pending),
+            num_waiting_for_remote_kv=len(scheduler.pulling),
+            num_draining=len(scheduler.draining),
+            num_blocks_in_use=self.kv.num_in_use,
+            num_blocks_total=self.kv.num_blocks,
+            num_leases_pinned=self.kv.num_pinned_leases,
+            prompt_tokens_computed=counters.prompt_tokens_computed,
+            prompt_tokens_prefix_hit=counters.prompt_tokens_prefix_hit,
+            prompt_tokens_pulled=counters.prompt_tokens_pulled,
+            num_generated_tokens=counters.num_generated_tokens,
+            num_preemptions=counters.num_preemptions,
+            num_pulls_started=counters.num_pulls_started,
+            num_handoffs=counters.num_handoffs,
+            num_steps=self._timer.num_steps,
+            step_seconds=self._timer.totals(),
+            fallbacks=dict(counters.fallbacks),
+        )
+
+
+def _mask_row(row: int, request: Request) -> MaskRow:
+    assert request.matcher is not None  # only constrained requests are asked for
+    return MaskRow(row, request.matcher)
+
+
+def _accept(request: Request, token_id: int) -> PDError | None:
+    """Advance the request's matcher; what went wrong, or None."""
+    if request.matcher is None:
+        return None
+    try:
+        accepted = request.matcher.accept((token_id,))
+    except Exception as error:  # noqa: BLE001 - grammar libraries raise anything; it is this request's failure
+        return _as_engine_error(error, "the grammar broke")
+    return None if accepted else GrammarDesynced(f"token {token_id} was sampled but its grammar refuses it")
+
+
+def _as_engine_error(error: Exception, what: str) -> PDError:
+    """`error` itself when it is one of ours, else an `EngineError` that names it."""
+    if isinstance(error, PDError):
+        return error
+    wrapped = EngineError(f"{what}: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
