@@ -1,0 +1,97 @@
+"""Fill the masks of one step while its forward runs.
+
+Owns: the fill thread's work: one buffer per step, rows grouped by backend, stop bits last.
+Does not know: logits, requests, the step.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from common.engine.structured_output.backend import Backend, FillRow
+from common.engine.structured_output.grammar import MaskRow
+from common.engine.structured_output.request_matcher import RequestMatcher
+from common.engine.structured_output.vocabulary import Vocabulary
+
+
+class ReadyBitmask:
+    """Masks that needed no work."""
+
+    def __init__(self, bitmask: torch.Tensor) -> None:
+        self._bitmask = bitmask
+
+    def wait(self) -> torch.Tensor:
+        """The masks."""
+        return self._bitmask
+
+
+class FutureBitmask:
+    """Masks the fill thread is working on."""
+
+    def __init__(self, future: "Future[torch.Tensor]") -> None:
+        self._future = future
+
+    def wait(self) -> torch.Tensor:
+        """The masks, int32 CPU `[num_rows, num_words]`; raises what the fill raised."""
+        return self._future.result()
+
+
+class BitmaskFiller:
+    """One thread that fills masks; the libraries release the GIL and use threads of their own for many rows.
+
+    Args:
+        vocabulary: width of a row and the canonical end token.
+        backends: by name.
+        pin_memory: page-locked buffers, for an asynchronous copy to a GPU.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, backends: Mapping[str, Backend], *, pin_memory: bool) -> None:
+        self._num_words = vocabulary.num_words
+        self._backends = backends
+        self._pin_memory = pin_memory
+        self._end_word = vocabulary.end_token_id // 32
+        self._end_bit = np.uint32(1 << (vocabulary.end_token_id % 32))
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-fill")
+
+    def fill(self, rows: Sequence[MaskRow]) -> FutureBitmask | ReadyBitmask:
+        """Begin; returns at once. The matchers must not move before `wait` returned."""
+        bitmask = torch.empty((len(rows), self._num_words), dtype=torch.int32, pin_memory=self._pin_memory)
+        if not rows:
+            return ReadyBitmask(bitmask)
+        matchers = [_request_matcher(row) for row in rows]
+        return FutureBitmask(self._thread.submit(self._fill, matchers, bitmask))
+
+    def close(self) -> None:
+        """End the thread; masks being filled are finished first."""
+        self._thread.shutdown(wait=True)
+
+    def _fill(self, matchers: Sequence[RequestMatcher], bitmask: torch.Tensor) -> torch.Tensor:
+        by_backend: defaultdict[str, list[FillRow]] = defaultdict(list)
+        for index, matcher in enumerate(matchers):
+            by_backend[matcher.backend].append(FillRow(matcher.inner, index))
+        for name, rows in by_backend.items():
+            self._backends[name].fill(rows, bitmask)
+        words = bitmask.numpy().view(np.uint32)
+        for matcher, row in zip(matchers, words, strict=True):
+            self._spread_stops(matcher, row)
+        return bitmask
+
+    def _spread_stops(self, matcher: RequestMatcher, row: np.ndarray[tuple[int, ...], np.dtype[np.uint32]]) -> None:
+        """Give every stop id of the request the canonical end token's bit, in place."""
+        if matcher.is_terminated():
+            row[:] = matcher.stop_words
+            return
+        can_end = bool(row[self._end_word] & self._end_bit)
+        row[self._end_word] &= ~self._end_bit
+        row &= ~matcher.stop_words
+        if can_end:
+            row |= matcher.stop_words
+
+
+def _request_matcher(row: MaskRow) -> RequestMatcher:
+    if not isinstance(row.matcher, RequestMatcher):
+        raise TypeError(f"row {row.row}: not a matcher of this service: {type(row.matcher).__name__}")
+    return row.matcher

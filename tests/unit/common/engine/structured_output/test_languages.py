@@ -1,0 +1,97 @@
+"""What each kind of constraint allows, end to end through the service, byte by byte."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from common.engine.structured_output.service import LocalGrammarService
+from common.wire.constraint import Constraint, ConstraintKind
+from tests.support.grammars import accepts, make_service, schema
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[LocalGrammarService]:
+    service = make_service()
+    yield service
+    service.close()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [
+        ("[a-z]+@x", "ab@x", True),
+        ("[a-z]+@x", "ab@xy", False),
+        ("^a$", "a", True),
+        ("a|ab", "a", True),
+        ("a|ab", "ab", True),
+        (".", "\u00e9", True),
+    ],
+)
+def test_a_regex_matches_the_whole_output(
+    service: LocalGrammarService, pattern: str, text: str, expected: bool
+) -> None:
+    assert accepts(service, Constraint(kind=ConstraintKind.REGEX, value=pattern), text) is expected
+
+
+@pytest.mark.parametrize("choice", ["a", "ab", 'quote " and \\ and /', "(a|b)*", "\u4f60\u597d", "line\nbreak", " "])
+def test_each_choice_is_possible_as_it_is_written(service: LocalGrammarService, choice: str) -> None:
+    choices = ["a", "ab", 'quote " and \\ and /', "(a|b)*", "\u4f60\u597d", "line\nbreak", " "]
+    constraint = Constraint(kind=ConstraintKind.CHOICE, value=json.dumps(choices))
+    assert accepts(service, constraint, choice)
+    assert not accepts(service, constraint, choice + "x")
+
+
+def test_json_object_is_any_object_and_nothing_else(service: LocalGrammarService) -> None:
+    constraint = Constraint(kind=ConstraintKind.JSON_OBJECT, value="")
+    assert accepts(service, constraint, '{"a": [1, {"b": null}], "c": "d\\n"}')
+    assert not accepts(service, constraint, "[1]")
+    assert not accepts(service, constraint, "3")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": 2}', '{\n  "a": 1,\n  "b": 2\n}', '{"a":1,"b":2}'])
+def test_whitespace_between_tokens_is_free_by_default(service: LocalGrammarService, text: str) -> None:
+    assert accepts(service, schema('{"properties":{"a":{"type":"integer"},"b":{"type":"integer"}}}'), text)
+
+
+@pytest.mark.parametrize(("blanks", "expected"), [(32, True), (33, False)])
+def test_runaway_whitespace_is_capped(service: LocalGrammarService, blanks: int, expected: bool) -> None:
+    assert accepts(service, schema('{"type":"array"}'), "[" + " " * blanks + "1]") is expected
+
+
+def test_whitespace_can_be_turned_off_or_be_the_requests_own(service: LocalGrammarService) -> None:
+    compact = schema('{"type":"object"}', any_whitespace=False)
+    assert accepts(service, compact, '{"a":1,"b":[1,2]}')
+    assert not accepts(service, compact, '{"a": 1}')
+    dashed = schema('{"type":"object"}', whitespace_pattern="[ ]?")
+    assert accepts(service, dashed, '{"a": 1 }')
+    assert not accepts(service, dashed, '{"a":  1}')
+
+
+def test_an_ebnf_grammar_and_a_lark_grammar_say_the_same(service: LocalGrammarService) -> None:
+    ebnf = Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "a" root "b" | "x"+')
+    lark = Constraint(kind=ConstraintKind.GRAMMAR, value='start: "a" start "b" | "x"+')
+    for text, expected in (("aaxxbb", True), ("x", True), ("aab", False), ("", False), ("axbb", False)):
+        assert accepts(service, ebnf, text) is expected, text
+        assert accepts(service, lark, text) is expected, text
+
+
+def test_a_structural_tag_constrains_what_is_between_its_marks(service: LocalGrammarService) -> None:
+    tag = {
+        "type": "structural_tag",
+        "format": {
+            "type": "triggered_tags",
+            "triggers": ["<call>"],
+            "tags": [{"begin": "<call>", "content": {"type": "regex", "pattern": "[0-9]+"}, "end": "</call>"}],
+        },
+    }
+    constraint = Constraint(kind=ConstraintKind.STRUCTURAL_TAG, value=json.dumps(tag))
+    assert accepts(service, constraint, "free text <call>12</call> and more")
+    assert not accepts(service, constraint, "free text <call>ab</call>")
+
+
+def test_a_key_spelled_with_escapes_does_not_slip_past_its_property(service: LocalGrammarService) -> None:
+    constraint = schema('{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}')
+    assert not accepts(service, constraint, '{"a":1,"\\u0061":"x"}')
+    assert not accepts(service, constraint, '{"a":1,"a":"x"}')
+    assert accepts(service, constraint, '{"a":1,"b":"x"}')
