@@ -1,0 +1,51 @@
+"""Structured logs: one line per lifecycle event or fault, never prompt or token text.
+
+Owns: the set-up of structlog and of the standard library's loggers. Called once by each `main.py`.
+"""
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+def configure_logging(role: str, json: bool = False, level: Level = "info") -> None:
+    """Send every log line of this process to stderr, as JSON or for a person's eyes, each marked with `role`."""
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _marker(role),
+    ]
+    renderer: list[structlog.typing.Processor]
+    if json:
+        renderer = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    else:
+        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    structlog.configure(
+        processors=[*shared, *renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    # Third parties speak up from WARNING on; our own lines go through structlog.
+    root.setLevel(max(threshold, logging.WARNING))
+
+
+def _marker(role: str) -> structlog.typing.Processor:
+    def mark(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event["role"] = role
+        return event
+
+    return mark

@@ -1,0 +1,129 @@
+"""The proxy's settings as written in the section `proxy:`.
+
+Owns: names, units, defaults. Does not know: how they are used. Reading the file: `common.config.loader`.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Policy = Literal["round_robin", "least_loaded", "prefix_affinity", "grammar_warm"]
+
+
+class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engines, and how their health is watched.
+
+    Attributes:
+        prefill: base URLs of the P engines.
+        decode: base URLs of the D engines.
+        probe_interval_s: pause between two `/ready` probes of one engine.
+        probe_timeout_s: a probe without an answer after this long has failed.
+        failures_until_dead: failed probes in a row that take an engine out; a refused connection does so at once.
+        breaker_failures: failed legs in a row that open an engine's circuit.
+        breaker_cooldown_s: how long an open circuit stays open before one leg may try.
+    """
+
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    probe_interval_s: Seconds = 0.5
+    probe_timeout_s: Seconds = 1.5
+    failures_until_dead: Positive = 3
+    breaker_failures: Positive = 5
+    breaker_cooldown_s: Seconds = 5.0
+
+
+class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who waits how long for what; `request_s` is shared by all tries of a request.
+
+    Attributes:
+        body_s: reading the client's body.
+        connect_s: opening a connection to an engine.
+        prefill_s: one prefill leg, until P's whole answer.
+        first_token_s: one decode leg, until D's first byte.
+        stream_idle_s: longest silence between two pieces of D's answer.
+        request_s: everything until the first byte to the client.
+        release_s: telling P to let go of KV.
+    """
+
+    body_s: Seconds = 60.0
+    connect_s: Seconds = 2.0
+    prefill_s: Seconds = 300.0
+    first_token_s: Seconds = 300.0
+    stream_idle_s: Seconds = 120.0
+    request_s: Seconds = 600.0
+    release_s: Seconds = 2.0
+
+
+class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many requests at once, and how many may wait for a slot (429 beyond)."""
+
+    max_concurrent: Positive = 8192
+    max_queued: Count = 1024
+    queue_timeout_s: Seconds = 30.0
+
+
+class RetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tries per leg while no byte has reached the client; see `proxy.retry` for what is tried again.
+
+    Attributes:
+        prefill_tries: most prefill legs of one request.
+        decode_tries: most decode legs of one request.
+        on_prefill_failure: after the last try, let D prefill by itself (`local`) or answer the failure (`fail`).
+        on_no_prefill: what to do when every P that once was ready is gone.
+    """
+
+    prefill_tries: Positive = 3
+    decode_tries: Positive = 3
+    on_prefill_failure: Literal["local", "fail"] = "local"
+    on_no_prefill: Literal["local", "fail"] = "local"
+
+
+class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which engine gets a leg.
+
+    Attributes:
+        prefill: policy among the P engines.
+        decode: policy among the D engines.
+        min_prefill_bytes: bodies smaller than this skip P, and D prefills by itself; 0 always disaggregates.
+    """
+
+    prefill: Policy = "least_loaded"
+    decode: Policy = "least_loaded"
+    min_prefill_bytes: Count = 0
+
+
+class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The proxy.
+
+    Attributes:
+        structured_output: `prepare`: P does no grammar work and D compiles meanwhile; `strip`: P does none, D compiles
+            when the decode leg arrives; `naive`: both legs carry the constraint, as other proxies do.
+        constraint_in_prompt: whether the model's chat template renders `response_format` or `tool_choice`; then they
+            stay on the prefill leg, which is marked so that P renders them without compiling.
+        dialect: what the engines speak: ours (`pd`) or plain vLLM (`vllm`).
+        max_body_bytes: larger request bodies answer 413; counted after decompression.
+        engine_api_key: sent to the engines instead of the client's `Authorization`; null forwards the client's.
+        keepalive_s: idle connections to engines are closed after this long; below the engines' own limit.
+        log_json: log lines as JSON instead of for a person's eyes.
+        drain_s: how long requests may finish after SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    fleet: FleetConfig = FleetConfig()
+    structured_output: Literal["prepare", "strip", "naive"] = "prepare"
+    constraint_in_prompt: bool = False
+    dialect: Literal["pd", "vllm"] = "pd"
+    timeouts: TimeoutConfig = TimeoutConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    retries: RetryConfig = RetryConfig()
+    routing: RoutingConfig = RoutingConfig()
+    max_body_bytes: Positive = 64 << 20
+    engine_api_key: str | None = None
+    keepalive_s: Seconds = 4.0
+    log_json: bool = False
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    drain_s: Seconds = 30.0

@@ -1,0 +1,61 @@
+"""The decode leg: D takes over with P's KV and its answer begins (journey rows 5 to 8, seen from outside).
+
+Owns: one call to one D up to the first byte of its answer; for answers that are no stream, up to the last.
+Does not know: retries, the client.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from common.openai import sse
+from common.wire import timing
+from proxy.call import Call
+from proxy.fleet.worker import Worker
+from proxy.leg_bodies import decode_body
+from proxy.services import Services, bounded
+from proxy.upstream import Answer, EngineRefused, OpenAnswer
+
+_TRUE = b"true"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """An answer of D that can be passed on.
+
+    Attributes:
+        answer: where the rest of a stream comes from; at its end for anything else.
+        first: the first bytes of a stream, or the whole body.
+        is_stream: whether it is an event stream.
+        stages_s: what D reports about its part of the TTFT.
+    """
+
+    answer: OpenAnswer
+    first: bytes
+    is_stream: bool
+    stages_s: Mapping[str, float]
+
+
+async def decode(call: Call, kv_params: bytes | None, worker: Worker, services: Services, held: ExitStack) -> Started:
+    """Run one decode leg until the client can be answered; the open answer is closed by `held`.
+
+    Raises:
+        EngineRefused: D answered with an error status.
+        UpstreamError: no answer, or it broke off before anything could be passed on.
+    """
+    # Nothing comes before the whole answer when it is no stream, so only the request's deadline bounds it.
+    asks_stream = bytes(call.fields.get("stream", b"")) == _TRUE
+    limit_s = services.config.timeouts.first_token_s if asks_stream else services.config.timeouts.request_s
+    body = decode_body(call.fields, kv_params)
+    return await bounded(worker, call.deadline, limit_s, _begin(call, body, worker, services, held))
+
+
+async def _begin(call: Call, body: bytes, worker: Worker, services: Services, held: ExitStack) -> Started:
+    answer = await services.upstream.send(worker, call.path, body, call.headers)
+    held.callback(answer.close)
+    if answer.status >= 400:
+        raise EngineRefused(worker, Answer(answer.status, answer.headers, await answer.read_all()))
+    is_stream = answer.headers.get("Content-Type", "").startswith(sse.CONTENT_TYPE)
+    first = await (answer.read_some() if is_stream else answer.read_all())
+    stages_s = timing.decode(answer.headers.get(timing.HEADER))
+    return Started(answer=answer, first=first, is_stream=is_stream, stages_s=stages_s)

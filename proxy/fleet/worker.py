@@ -1,0 +1,111 @@
+"""One engine as the proxy sees it: address, health, load.
+
+Owns: the health states and their one writer, load accounting, the legs that wait for its answer.
+Does not know: HTTP, probing, how it gets chosen.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+from yarl import URL
+
+from common.state_machine import Transitions
+from proxy.fleet.breaker import Breaker
+
+
+class Role(Enum):
+    """Which leg an engine serves."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class WorkerState(Enum):
+    """Health of an engine."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+HEALTH = Transitions(
+    {
+        WorkerState.STARTING: {WorkerState.READY, WorkerState.DRAINING},
+        WorkerState.READY: {WorkerState.DEAD, WorkerState.DRAINING},
+        WorkerState.DEAD: {WorkerState.READY, WorkerState.DRAINING},
+        # Put back by an operator: it has to prove itself again.
+        WorkerState.DRAINING: {WorkerState.STARTING},
+    }
+)
+
+
+class Worker:
+    """One engine.
+
+    Args:
+        role: which leg it serves.
+        url: base URL, without a trailing slash.
+        breaker: fed by its legs.
+    """
+
+    def __init__(self, role: Role, url: str, breaker: Breaker) -> None:
+        self.role = role
+        self.base = URL(url.rstrip("/"))
+        self.name = self.base.authority
+        self.breaker = breaker
+        self.state = WorkerState.STARTING
+        self.num_legs = 0
+        self.outstanding_bytes = 0
+        self.models: tuple[bytes, ...] = ()
+        self._urls: dict[str, URL] = {}
+        self._waiting: set[asyncio.Timeout] = set()
+
+    @property
+    def is_routable(self) -> bool:
+        """Whether a new leg may be sent to it."""
+        return self.state is WorkerState.READY and self.breaker.allows()
+
+    def move_to(self, state: WorkerState) -> None:
+        """Change health; an engine that died fails the legs that still wait for its first answer.
+
+        Raises:
+            IllegalTransition: the table has no such move.
+        """
+        HEALTH.check(self.state, state)
+        self.state = state
+        if state is WorkerState.DEAD:
+            for scope in self._waiting:
+                if not scope.expired():
+                    scope.reschedule(0.0)
+
+    def url(self, path: str) -> URL:
+        """Absolute URL of `path` on this engine."""
+        found = self._urls.get(path)
+        if found is None:
+            if len(self._urls) > 64:
+                self._urls.clear()
+            found = self._urls[path] = self.base.joinpath(path.lstrip("/"))
+        return found
+
+    @contextmanager
+    def carrying(self, num_bytes: int) -> Iterator[None]:
+        """Count one leg of a body of `num_bytes` as load while the block runs."""
+        self.num_legs += 1
+        self.outstanding_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self.num_legs -= 1
+            self.outstanding_bytes -= num_bytes
+
+    @contextmanager
+    def awaited(self, scope: asyncio.Timeout) -> Iterator[None]:
+        """Let `scope` run out at once should this engine be found dead while the block runs."""
+        self._waiting.add(scope)
+        try:
+            yield
+        finally:
+            self._waiting.discard(scope)

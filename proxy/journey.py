@@ -1,0 +1,179 @@
+"""The way of one request, top to bottom (DESIGN §3): route, prepare and prefill side by side, decode, relay.
+
+Owns: the order of things and what must be undone when one of them fails.
+Does not know: how a leg talks HTTP, which engine a policy prefers, what is worth a second try.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Protocol
+
+from common.errors import NotReady, UpstreamError
+from common.tasks import only_cause
+from proxy.call import Call
+from proxy.decode_leg import Started, decode
+from proxy.fleet.worker import Role, Worker
+from proxy.phase import PhaseTrack, ProxyPhase
+from proxy.prefill_leg import Prefilled, prefill, release
+from proxy.prepare_leg import prepare
+from proxy.retry import Leg
+from proxy.services import Services
+from proxy.tries import Tries
+from proxy.ttft import Breakdown, take_apart
+
+
+class Client(Protocol):
+    """Where the answer goes; `proxy.relay` is the one over HTTP."""
+
+    async def pass_on(self, started: Started, breakdown: Breakdown, notes: Mapping[str, object]) -> None:
+        """Send everything `started` has to say."""
+        ...
+
+
+class Journey:
+    """One request. Made per request, run once.
+
+    Args:
+        call: what the client asked.
+        services: collaborators of the process.
+    """
+
+    def __init__(self, call: Call, services: Services) -> None:
+        self._call = call
+        self._services = services
+        self._track = PhaseTrack(services.clock, call.received_s)
+        self._tries = Tries(call, services)
+        self._held = ExitStack()
+        self._decode_load = ExitStack()
+        self._prefilled: Prefilled | None = None
+        self._owes_release = False
+        self._decode_worker: Worker | None = None
+        self._fallback: str | None = None
+
+    async def run(self, client: Client) -> None:
+        """Serve the request and leave nothing behind, whatever happens.
+
+        Raises:
+            OverloadError: no slot, or no engine is ready.
+            EngineRefused: an engine's error answer, to be passed on as it is.
+            UpstreamError: the legs failed in a way that has no better answer.
+        """
+        end = ProxyPhase.FAILED
+        try:
+            async with self._services.admission.slot():
+                with self._held, self._decode_load:
+                    started = await self._until_first_byte()
+                    self._track.move_to(ProxyPhase.STREAMING)
+                    await self._pass_on(client, started)
+            end = ProxyPhase.DONE
+        except (asyncio.CancelledError, ConnectionResetError):
+            end = ProxyPhase.CANCELLED
+            if self._track.phase is ProxyPhase.HANDED_OFF:
+                self._owes_release = False  # D notices by itself that nobody listens any more, and tells P
+            raise
+        finally:
+            if self._owes_release:
+                self._release_kv()
+            self._track.move_to(end)
+            self._services.metrics.requests.labels(self._call.path, end.value).inc()
+
+    async def _until_first_byte(self) -> Started:
+        worker = self._route_decode()
+        self._track.move_to(ProxyPhase.ROUTED)
+        if not (self._call.is_constrained and self._services.config.structured_output == "prepare"):
+            return await self._legs(worker)
+        try:
+            async with asyncio.TaskGroup() as group:
+                preparing = group.create_task(self._prepare(worker))
+                started = await self._legs(worker)
+                preparing.cancel()
+        except BaseExceptionGroup as errors:
+            raise only_cause(errors) from None
+        return started
+
+    async def _legs(self, decode_worker: Worker) -> Started:
+        self._prefilled = await self._prefill()
+        kv_params = None if self._prefilled is None else self._prefilled.kv_params
+        self._owes_release = kv_params is not None
+        if kv_params is None and self._fallback is None:
+            self._fallback = "nothing_handed_over"
+        if self._fallback is not None:
+            self._services.metrics.fallback.labels(self._fallback).inc()
+        started = await self._decode(decode_worker, kv_params)
+        self._owes_release = False  # D has pulled what it needed
+        return started
+
+    async def _prepare(self, worker: Worker) -> None:
+        try:
+            await prepare(self._call, worker, self._services)
+        except UpstreamError:
+            # Once the decode leg is out, D itself answers for the constraint.
+            if self._track.phase is not ProxyPhase.HANDED_OFF:
+                raise
+
+    async def _prefill(self) -> Prefilled | None:
+        if self._call.num_body_bytes < self._services.config.routing.min_prefill_bytes:
+            self._fallback = "short_prompt"
+            return None
+        worker = self._services.pick(Role.PREFILL, self._call)
+        if worker is None:
+            self._without_prefill_engine()
+            return None
+
+        async def send(worker: Worker) -> Prefilled:
+            self._track.move_to(ProxyPhase.PREFILLING)
+            return await prefill(self._call, worker, self._services)
+
+        done = await self._tries.run(Leg.PREFILL, worker, send)
+        if done is None:
+            self._fallback = "prefill_failed"
+        return done
+
+    async def _decode(self, first: Worker, kv_params: bytes | None) -> Started:
+        async def send(worker: Worker) -> Started:
+            self._track.move_to(ProxyPhase.HANDED_OFF)
+            if worker is not self._decode_worker:
+                self._load_decode(worker)
+            return await decode(self._call, kv_params, worker, self._services, self._held)
+
+        started = await self._tries.run(Leg.DECODE, first, send)
+        if started is None:
+            raise RuntimeError("only a prefill leg can be done without")
+        return started
+
+    async def _pass_on(self, client: Client, started: Started) -> None:
+        reported_s = None if self._prefilled is None else self._prefilled.stages_s
+        breakdown = take_apart(self._track, reported_s or {}, started.stages_s, is_stream=started.is_stream)
+        self._services.metrics.observe_ttft(self._call.kind, breakdown.ttft_s, breakdown.stages_s)
+        notes = {"kind": self._call.kind, "fallback": self._fallback, "retries": self._tries.num_retries}
+        try:
+            await client.pass_on(started, breakdown, notes)
+        except UpstreamError:
+            if self._decode_worker is not None:
+                self._decode_worker.breaker.on_failure()
+            raise
+
+    def _release_kv(self) -> None:
+        if self._prefilled is not None and self._services.config.dialect == "pd":
+            telling = release(self._prefilled, self._call.headers, self._services)
+            self._services.background.spawn(telling, name="release", finish=True)
+
+    def _route_decode(self) -> Worker:
+        worker = self._services.pick(Role.DECODE, self._call)
+        if worker is None:
+            raise NotReady("no decode engine is ready", retry_after_s=1.0)
+        if self._services.fleet.is_starting(Role.PREFILL):
+            raise NotReady("no prefill engine is ready yet", retry_after_s=1.0)
+        self._load_decode(worker)
+        return worker
+
+    def _load_decode(self, worker: Worker) -> None:
+        self._decode_load.close()
+        self._decode_load.enter_context(worker.carrying(self._call.num_body_bytes))
+        self._decode_worker = worker
+
+    def _without_prefill_engine(self) -> None:
+        if self._services.config.retries.on_no_prefill == "fail":
+            raise NotReady("no prefill engine is ready", retry_after_s=1.0)
+        self._fallback = "no_prefill_engine"

@@ -1,0 +1,91 @@
+"""What each leg's body says: pure functions from the client's fields to three bodies (journey rows 3a, 3b, 5).
+
+Owns: the table of edits of DESIGN §3. Everything that is not named here travels byte for byte.
+Does not know: HTTP, engines, retries.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from proxy.call import CONSTRAINT_FIELDS, KV_PARAMS, NULL, Fields, forces_tool, render
+
+_ONE = b"1"
+_PREFILL_DROPS = ("stream_options", "min_tokens", "min_completion_tokens", "best_of")
+_LOGPROBS = ("logprobs", "top_logprobs")
+_STOPS = ("stop", "stop_token_ids")
+_PREPARE_KEEPS = ("model", *CONSTRAINT_FIELDS)
+_PREPARE_KEEPS_WITH_TOOL = (*_PREPARE_KEEPS, "tools", "tool_choice", "parallel_tool_calls")
+
+_PLACEHOLDERS = b'"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null'
+ASK_FOR_KV = b'{"do_remote_decode":true,"do_remote_prefill":false,' + _PLACEHOLDERS + b"}"
+ASK_FOR_KV_IGNORING_CONSTRAINT = ASK_FOR_KV[:-1] + b',"constraint":"ignore"}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegRules:
+    """How legs are written for one deployment.
+
+    Attributes:
+        strip_constraint: take structured-output fields off the prefill leg.
+        constraint_in_prompt: the chat template reads them, so they stay and the leg is marked instead.
+        stops_on_prefill: leave `stop`/`stop_token_ids` to P, which checks them but never ends on them (ours); a plain
+            vLLM would end on them and hand nothing over.
+    """
+
+    strip_constraint: bool = True
+    constraint_in_prompt: bool = False
+    stops_on_prefill: bool = True
+
+
+def prefill_body(fields: Fields, rules: LegRules) -> bytes:
+    """The prefill leg: one token, no stream, no grammar work, KV kept for D."""
+    edited = dict(fields)
+    for name in _PREFILL_DROPS:
+        edited.pop(name, None)
+    if bytes(edited.get("echo", NULL)) != b"true":
+        # With `echo` the same field asks for the prompt's logprobs, which only P can compute.
+        for name in _LOGPROBS:
+            edited.pop(name, None)
+    edited["stream"] = b"false"
+    edited["n"] = _ONE
+    edited["max_tokens"] = _ONE
+    if "max_completion_tokens" in edited:
+        edited["max_completion_tokens"] = _ONE
+    if not rules.stops_on_prefill:
+        for name in _STOPS:
+            edited.pop(name, None)
+        edited["ignore_eos"] = b"true"
+    edited[KV_PARAMS] = ASK_FOR_KV
+    if rules.strip_constraint:
+        _strip_constraint(edited, rules)
+    return render(edited)
+
+
+def _strip_constraint(edited: dict[str, bytes | msgspec.Raw], rules: LegRules) -> None:
+    if rules.constraint_in_prompt:
+        edited[KV_PARAMS] = ASK_FOR_KV_IGNORING_CONSTRAINT
+        return
+    for name in CONSTRAINT_FIELDS:
+        edited.pop(name, None)
+    if forces_tool(edited):
+        del edited["tool_choice"]
+
+
+def decode_body(fields: Fields, kv_params: bytes | None) -> bytes:
+    """The decode leg: what the client sent, and P's parameters verbatim; without them D computes the prompt itself."""
+    if kv_params is None:
+        return render(fields)
+    return render({**fields, KV_PARAMS: kv_params})
+
+
+def prepare_body(fields: Fields) -> bytes:
+    """The prepare leg: what D's grammar depends on, and no prompt."""
+    keeps = _PREPARE_KEEPS_WITH_TOOL if forces_tool(fields) else _PREPARE_KEEPS
+    return render({name: fields[name] for name in keeps if name in fields})
+
+
+def warm_up_body(fields: Fields) -> bytes:
+    """The prepare leg for engines without `/prepare`: one token of a one-word prompt under the same constraint."""
+    kept = {name: fields[name] for name in _PREPARE_KEEPS_WITH_TOOL if name in fields}
+    return render({**kept, "messages": b'[{"role":"user","content":"."}]', "max_tokens": _ONE, "temperature": b"0"})

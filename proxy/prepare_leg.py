@@ -1,0 +1,39 @@
+"""The prepare leg: D compiles the constraint while P computes the prompt (journey row 3a).
+
+Owns: one call to one D, and which of its answers end the request. Does not know: grammars, P.
+"""
+
+from common.errors import UpstreamError
+from proxy.call import Call
+from proxy.fleet.worker import Worker
+from proxy.leg_bodies import prepare_body, warm_up_body
+from proxy.services import Services, bounded
+from proxy.upstream import EngineRefused
+
+PREPARE_PATH = "/prepare"
+_WARM_UP_PATH = "/v1/chat/completions"
+# The request is at fault and D would say so again later. Anything else (404: no such path) only costs the head start.
+_FINAL_STATUSES = (400, 401, 403, 413, 422)
+
+
+async def prepare(call: Call, worker: Worker, services: Services) -> None:
+    """Have D get ready for the constraint; returns when it is, or when preparing turns out to be impossible.
+
+    Raises:
+        EngineRefused: D refuses this constraint; its answer holds the reason.
+    """
+    if services.config.dialect == "vllm":
+        path, body = _WARM_UP_PATH, warm_up_body(call.fields)
+    else:
+        path, body = PREPARE_PATH, prepare_body(call.fields)
+    leg = services.upstream.ask_ok(worker, path, body, call.headers)
+    try:
+        await bounded(worker, call.deadline, services.config.timeouts.first_token_s, leg)
+    except EngineRefused as refused:
+        services.metrics.legs.labels("prepare", "refused").inc()
+        if refused.answer.status in _FINAL_STATUSES:
+            raise
+    except UpstreamError:
+        services.metrics.legs.labels("prepare", "failed").inc()
+    else:
+        services.metrics.legs.labels("prepare", "ok").inc()

@@ -1,0 +1,194 @@
+"""D's bytes to the client, as they arrive (journey row 9).
+
+Owns: the client's response: head, body, the optional timeline, a well-formed end whatever happens to D.
+Does not know: what the bytes say, except where a client asked for its timeline.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from common.errors import UpstreamError, UpstreamTimeout
+from common.openai import sse
+from common.openai.error_body import error_answer
+from common.wire import timing
+from proxy.call import TIMELINE, Call
+from proxy.decode_leg import Started
+from proxy.ttft import Breakdown, to_json
+from proxy.upstream import Answer
+
+REQUEST_ID = "X-Request-Id"
+_SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_KEPT_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate")
+_STALLED_CLIENT_S = 1.0
+_RENEW_IDLE_S = 1.0
+
+
+class _ChunkHead(msgspec.Struct):
+    id: msgspec.Raw = msgspec.Raw(b'""')
+    object: msgspec.Raw = msgspec.Raw(b'""')
+    created: msgspec.Raw = msgspec.Raw(b"0")
+    model: msgspec.Raw = msgspec.Raw(b'""')
+
+
+class HttpClient:
+    """The client of one request, over HTTP.
+
+    Args:
+        request: the client's request.
+        call: the same, as the journey sees it.
+        stream_idle_s: longest silence of D that is waited out.
+    """
+
+    def __init__(self, request: web.BaseRequest, call: Call, stream_idle_s: float) -> None:
+        self._request = request
+        self._call = call
+        self._stream_idle_s = stream_idle_s
+        self.response: web.StreamResponse | None = None
+
+    async def pass_on(self, started: Started, breakdown: Breakdown, notes: Mapping[str, object]) -> None:
+        """Send all of D's answer.
+
+        Raises:
+            UpstreamError: D broke off; the client has been told by an error event.
+            ConnectionResetError: the client went away.
+        """
+        headers = {
+            REQUEST_ID: self._call.request_id,
+            timing.HEADER: timing.encode({name: s for name, s in breakdown.stages_s.items() if s > 0}),
+            "Content-Type": started.answer.headers.get("Content-Type", "application/json"),
+        }
+        timeline = to_json(breakdown, notes) if self._call.wants_timeline else None
+        if not started.is_stream:
+            body = started.first if timeline is None else with_timeline(started.first, timeline)
+            await self._begin(web.Response(status=started.answer.status, body=body, headers=headers))
+            return
+        response = web.StreamResponse(status=started.answer.status, headers={**headers, **_SSE_HEADERS})
+        await self._begin(response)
+        await self._stream(response, started, _Passing() if timeline is None else _Inserting(timeline))
+
+    async def _begin(self, response: web.StreamResponse) -> None:
+        self.response = response
+        await response.prepare(self._request)
+
+    async def _stream(self, response: web.StreamResponse, started: Started, passing: "_Passing") -> None:
+        tail = sse.StreamTail()
+        try:
+            async with asyncio.timeout(self._stream_idle_s) as scope:
+                await self._pump(response, started, passing, tail, scope)
+        except TimeoutError:
+            await self._break_off(response, tail, UpstreamTimeout("the decode engine fell silent"))
+        except UpstreamError as error:
+            # Everything the client waits for is through; that the connection then broke is no business of its.
+            if not tail.is_done:
+                await self._break_off(response, tail, error)
+        await response.write_eof()
+
+    async def _pump(
+        self,
+        response: web.StreamResponse,
+        started: Started,
+        passing: "_Passing",
+        tail: sse.StreamTail,
+        scope: asyncio.Timeout,
+    ) -> None:
+        now = asyncio.get_running_loop().time
+        renewed = now()
+        chunk = started.first
+        while chunk:
+            out = passing.push(chunk)
+            if out:
+                tail.push(out)
+                await response.write(out)
+            if now() - renewed > _RENEW_IDLE_S:
+                renewed = now()
+                scope.reschedule(renewed + self._stream_idle_s)
+            chunk = await started.answer.read_some()
+        rest = passing.end()
+        if rest:
+            tail.push(rest)
+            await response.write(rest)
+
+    async def _break_off(self, response: web.StreamResponse, tail: sse.StreamTail, error: UpstreamError) -> None:
+        """Tell the client in the form of its stream that there is no more to come, and close.
+
+        Raises:
+            UpstreamError: always; `error` itself.
+        """
+        response.force_close()
+        event = tail.separator + sse.encode_event(error_answer(error).body)
+        try:
+            async with asyncio.timeout(_STALLED_CLIENT_S):
+                await response.write(event)
+                await response.write_eof()
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+        raise error
+
+
+class _Passing:
+    """Bytes in, the same bytes out."""
+
+    def push(self, chunk: bytes) -> bytes:
+        """What may go out now."""
+        return chunk
+
+    def end(self) -> bytes:
+        """What goes out after the last chunk."""
+        return b""
+
+
+class _Inserting(_Passing):
+    """Bytes in, the same bytes out, with one more event in front of `[DONE]`.
+
+    Args:
+        timeline: the JSON of the `timeline` member.
+    """
+
+    def __init__(self, timeline: bytes) -> None:
+        self._timeline = timeline
+        self._hold = sse.DoneHold()
+        self._parser = sse.SseParser()
+        self._head: _ChunkHead | None = None
+
+    def push(self, chunk: bytes) -> bytes:
+        """What may go out now."""
+        if self._head is None:
+            payloads = self._parser.push(chunk)
+            if payloads:
+                self._head = _head_of(payloads[0])
+        return self._hold.push(chunk)
+
+    def end(self) -> bytes:
+        """The extra event and the marker; only the rest where no marker came."""
+        rest = self._hold.release()
+        return self._event() + rest if self._hold.found else rest
+
+    def _event(self) -> bytes:
+        head = msgspec.json.encode(self._head or _ChunkHead())
+        return sse.encode_event(head[:-1] + b',"choices":[],"timeline":' + self._timeline + b"}")
+
+
+def _head_of(payload: bytes) -> _ChunkHead:
+    try:
+        return msgspec.json.decode(payload, type=_ChunkHead)
+    except msgspec.MsgspecError:
+        return _ChunkHead()
+
+
+def with_timeline(body: bytes, timeline: bytes) -> bytes:
+    """The JSON object `body` with one more member; anything that is no object stays as it is."""
+    stripped = body.rstrip()
+    if not stripped.startswith(b"{") or not stripped.endswith(b"}"):
+        return body
+    separator = b"," if stripped[1:-1].strip() else b""
+    return stripped[:-1] + separator + msgspec.json.encode(TIMELINE) + b":" + timeline + b"}"
+
+
+def passed_through(answer: Answer) -> web.Response:
+    """An engine's complete answer as it came, with the headers that mean something to a client."""
+    kept = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
+    return web.Response(status=answer.status, body=answer.body, headers=kept)
