@@ -1,5 +1,6 @@
 """Drives a decoder the way the runner does: sequences in blocks of a scattered cache, any number of tokens per step."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -71,7 +72,7 @@ class PagedDriver:
             logits_indices=torch.arange(len(tokens), device=self._device),
         )
         logits = self._model.forward(batch, self.kv_cache)
-        return [logits[start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
+        return [logits[start:end] for start, end in itertools.pairwise(starts)]
 
     def run(self, token_ids: Sequence[int], chunk_lengths: Sequence[int]) -> torch.Tensor:
         """One fresh sequence in chunks of these lengths (the last one takes the rest); logits `[n, vocab]`."""

@@ -53,7 +53,7 @@ def write_tiny_gguf(
 ) -> None:
     """A file with a byte-level vocabulary (`ByteTokenizer`'s and three merges, padded to `config.vocab_size`).
 
-    `metadata` adds or replaces keys; `extra` adds tensors under their GGUF names; matrices are stored as `quantization`.
+    `metadata` adds or replaces keys; `extra` adds tensors under their GGUF names; matrices become `quantization`.
     """
     writer = gguf.GGUFWriter(path, config.family.value)
     _write_shape(writer, config)

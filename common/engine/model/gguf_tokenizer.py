@@ -84,7 +84,7 @@ def read_tokenizer(path: Path, metadata: GgufMetadata) -> HfTokenizer:
         raise StartupError(f"{path}: pre-tokenizer {pre} is not supported; supported: {', '.join(sorted(_SPLITTING))}")
     try:
         return HfTokenizer(_build(metadata, splitting).to_str(), eos_token_ids(metadata))
-    except Exception as error:  # noqa: BLE001 -- the tokenizers package raises bare Exception
+    except Exception as error:  # the tokenizers package raises bare Exception
         raise StartupError(f"{path}: tokenizer: {error}") from error
 
 

@@ -5,11 +5,28 @@ Owns: the value `load_model` returns. Does not know where it came from.
 
 import hashlib
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
 
 from common.engine.chat_template import ChatTemplate
 from common.engine.model.config import GenerationDefaults, ModelConfig
-from common.engine.model.llama import LlamaModel
+from common.engine.model.forward import DecoderModel
 from common.engine.tokenizer import Tokenizer
+
+
+class PlacedDecoder(DecoderModel, Protocol):
+    """A decoder that says where and in what its KV cache must be."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of batches and the KV cache."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the KV cache."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +39,18 @@ class LoadedModel:
     Attributes:
         generation: the sampling its authors recommend.
         weights_fingerprint: of config and weights, the same for a GGUF file and its exported folder.
-        kernels: name of the kernel backend in use.
+        kernels: who computes: `cpu` (the compiled kernels) or `torch`.
+        kernels_note: why the compiled kernels are not in use although `auto` would have taken them; one line to log.
     """
 
     config: ModelConfig
-    model: LlamaModel
+    model: PlacedDecoder
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     generation: GenerationDefaults
     weights_fingerprint: str
     kernels: str
+    kernels_note: str | None = None
 
     @property
     def fingerprint(self) -> str:

@@ -1,6 +1,7 @@
 """From a path to a model ready to serve.
 
-Journey row 0 (startup). Owns: choosing the reader, the dtype and the kernels. Called once by a role's `main.py`.
+Journey row 0 (startup). Owns: choosing the reader and the device. Who computes: `decoders`. Called once by a role's
+`main.py`.
 """
 
 from pathlib import Path
@@ -10,24 +11,21 @@ import torch
 from common.clock import Clock, SystemClock
 from common.engine.chat_template import ChatTemplate
 from common.engine.model.checkpoint import Checkpoint
+from common.engine.model.decoders import make_decoder
 from common.engine.model.gguf_reader import read_gguf
 from common.engine.model.hf_reader import read_hf_folder
-from common.engine.model.kernels import KernelBackend, TorchKernels
-from common.engine.model.llama import assemble
 from common.engine.model.loaded import LoadedModel
 from common.errors import StartupError
 
-# int8 is weight-only: activations and the KV cache stay float32.
-_ACTIVATION_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.float32,
-}
-
 
 def load_model(
-    path: Path, *, dtype: str = "float32", device: str = "cpu", kernels: str = "auto", clock: Clock | None = None
+    path: Path,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    kernels: str = "auto",
+    num_threads: int = 0,
+    clock: Clock | None = None,
 ) -> LoadedModel:
     """Read a model and build its decoder.
 
@@ -35,26 +33,27 @@ def load_model(
         path: a `.gguf` file or a Hugging Face folder.
         dtype: of weights and computation: float32, bfloat16, float16, or int8 (weights only; computes in float32).
         device: `cpu` or `cuda[:index]`.
-        kernels: `torch`, or `auto` for the fastest that is there.
+        kernels: `cpu` (compiled, CPU only), `torch`, or `auto`: compiled where they can be, torch otherwise.
+        num_threads: CPU threads of the forward; 0 chooses by the cores there are.
         clock: tells chat templates the date; the system's when None.
 
     Raises:
         StartupError: one line: what is missing, damaged, mismatched or not supported.
     """
-    if dtype not in _ACTIVATION_DTYPES:
-        raise StartupError(f"dtype {dtype} is not supported; supported: {', '.join(_ACTIVATION_DTYPES)}")
     place = _device(device)
     checkpoint = read_checkpoint(path)
-    backend = _kernels(kernels, place, dtype)
-    assembled = assemble(checkpoint.config, checkpoint.weights, backend, device=place, dtype=_ACTIVATION_DTYPES[dtype])
+    decoder = make_decoder(
+        checkpoint.config, checkpoint.weights, kernels=kernels, dtype=dtype, device=place, num_threads=num_threads
+    )
     return LoadedModel(
         config=checkpoint.config,
-        model=assembled.model,
+        model=decoder.model,
         tokenizer=checkpoint.tokenizer,
         chat_template=ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens, clock or SystemClock()),
         generation=checkpoint.generation,
-        weights_fingerprint=assembled.weights_fingerprint,
-        kernels=backend.name,
+        weights_fingerprint=decoder.weights_fingerprint,
+        kernels=decoder.kernels,
+        kernels_note=decoder.note,
     )
 
 
@@ -83,9 +82,3 @@ def _device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise StartupError(f"device {name} is not supported; use cpu or cuda[:index]")
     return device
-
-
-def _kernels(name: str, device: torch.device, dtype: str) -> KernelBackend:
-    if name not in ("auto", "torch"):
-        raise StartupError(f"kernels {name} are unknown; use auto or torch")
-    return TorchKernels(device, _ACTIVATION_DTYPES[dtype], int8=dtype == "int8")

@@ -56,7 +56,7 @@ class CheckedWeights:
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
-        self._hash = hashlib.sha256()
+        self._digests: dict[str, bytes] = {}
 
     def has(self, name: str) -> bool:
         """Whether the source has it."""
@@ -75,10 +75,11 @@ class CheckedWeights:
             )
         flat = tensor.reshape(-1)
         sample = flat[:: max(1, flat.numel() // 64)].to(torch.float32)
-        self._hash.update(f"{name}{tuple(shape)}".encode())
-        self._hash.update(sample.contiguous().numpy().tobytes())
+        digest = hashlib.sha256(f"{name}{tuple(shape)}".encode())
+        digest.update(sample.contiguous().numpy().tobytes())
+        self._digests[name] = digest.digest()
         return tensor
 
     def fingerprint(self) -> str:
-        """16 hex digits over everything taken so far, in the order taken."""
-        return self._hash.hexdigest()[:16]
+        """16 hex digits over everything taken so far, in whatever order."""
+        return hashlib.sha256(b"".join(digest for _, digest in sorted(self._digests.items()))).hexdigest()[:16]

@@ -1,0 +1,89 @@
+"""Who computes a model's forward: the compiled CPU kernels where they can, plain torch everywhere else.
+
+Owns: that choice and the dtypes. Does not know files.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from common.engine.model.config import ModelConfig
+from common.engine.model.cpu_kernels.build import CannotBuild
+from common.engine.model.cpu_kernels.decoder import assemble_cpu, unsupported_reason
+from common.engine.model.cpu_kernels.packed import WeightDtype
+from common.engine.model.kernels import TorchKernels
+from common.engine.model.llama import assemble
+from common.engine.model.loaded import PlacedDecoder
+from common.engine.model.weights import WeightSource
+from common.errors import StartupError
+
+# int8 is weight-only: activations and the KV cache stay float32.
+_ACTIVATION_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,
+}
+_COMPILED_DTYPES: dict[str, WeightDtype] = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenDecoder:
+    """A decoder and how it was chosen; fields as in `LoadedModel`."""
+
+    model: PlacedDecoder
+    weights_fingerprint: str
+    kernels: str
+    note: str | None = None
+
+
+def make_decoder(
+    config: ModelConfig, weights: WeightSource, *, kernels: str, dtype: str, device: torch.device, num_threads: int
+) -> ChosenDecoder:
+    """Build the decoder of a model.
+
+    Args:
+        config: its shape.
+        weights: read tensor by tensor.
+        kernels: `auto`, `cpu` or `torch`.
+        dtype: float32, bfloat16, float16 or int8.
+        device: where it runs.
+        num_threads: CPU threads of the forward; 0 leaves the choice to the kernels.
+
+    Raises:
+        StartupError: an unknown name, weights that do not fit, or kernels asked for by name that cannot be.
+    """
+    if dtype not in _ACTIVATION_DTYPES:
+        raise StartupError(f"dtype {dtype} is not supported; supported: {', '.join(_ACTIVATION_DTYPES)}")
+    if kernels not in ("auto", "cpu", "torch"):
+        raise StartupError(f"kernels {kernels} are unknown; use auto, cpu or torch")
+    note = None
+    if kernels != "torch":
+        note = _why_not_compiled(config, dtype, device)
+        if note is None:
+            try:
+                model, fingerprint = assemble_cpu(
+                    config, weights, weight_dtype=_COMPILED_DTYPES[dtype], num_threads=num_threads
+                )
+                return ChosenDecoder(model=model, weights_fingerprint=fingerprint, kernels="cpu")
+            except CannotBuild as error:
+                note = str(error)
+        if kernels == "cpu":
+            raise StartupError(f"kernels cpu: {note}")
+    if num_threads and device.type == "cpu":
+        torch.set_num_threads(num_threads)
+    activations = _ACTIVATION_DTYPES[dtype]
+    backend = TorchKernels(device, activations, int8=dtype == "int8")
+    assembled = assemble(config, weights, backend, device=device, dtype=activations)
+    return ChosenDecoder(
+        model=assembled.model, weights_fingerprint=assembled.weights_fingerprint, kernels=backend.name, note=note
+    )
+
+
+def _why_not_compiled(config: ModelConfig, dtype: str, device: torch.device) -> str | None:
+    """What keeps the compiled kernels from computing this, or None."""
+    if device.type != "cpu":
+        return f"the compiled kernels run on cpu, not on {device}"
+    if dtype not in _COMPILED_DTYPES:
+        return f"the compiled kernels do not compute {dtype}"
+    return unsupported_reason(config)
