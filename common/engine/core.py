@@ -21,6 +21,7 @@ from common.engine.request_state import FinishReason, RequestState
 from common.engine.runner.input_batch import InputBatch
 from common.engine.runner.model_runner import ModelRunner
 from common.engine.runner.prompt_logprobs import prompt_logprobs
+from common.engine.sampling.batch_state import BatchUpdate
 from common.engine.scheduling.scheduler import Scheduler
 from common.engine.scheduling.sequence import Request
 from common.engine.settings import CoreSettings
@@ -145,7 +146,7 @@ class EngineCore:
             if plan.chunks:
                 self._compute(plan)
             elif plan.left:
-                self._sampler.update_batch(self._batch.update(plan))
+                self._update_sampler(self._batch.update(plan))
         deltas, self._deltas = tuple(self._deltas), []
         return StepResult(deltas=deltas, started=plan.started, did_work=bool(plan.chunks or plan.left))
 
@@ -230,7 +231,7 @@ class EngineCore:
         try:
             logits = self._runner.forward(plan.chunks)
         finally:  # also when the forward fails: the sampler's rows must stay the batch's rows
-            self._sampler.update_batch(update)
+            self._update_sampler(update)
         self._timer.lap(StepPart.FORWARD)
         if logits.prompt.shape[0]:
             self._keep_prompt_logprobs(plan.chunks, logits.prompt)
@@ -242,6 +243,11 @@ class EngineCore:
         sampled = self._sampler.sample(logits.sampling, rows, bitmask, masked)
         self._timer.lap(StepPart.SAMPLE)
         return sampled
+
+    def _update_sampler(self, update: BatchUpdate) -> None:
+        """Most steps change no row; then the sampler keeps what it worked out for the last one."""
+        if update.removed or update.added or update.moved:
+            self._sampler.update_batch(update)
 
     # -- what a step gave --------------------------------------------------------------------------------------------
 

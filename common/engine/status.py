@@ -5,9 +5,6 @@ Owns: the snapshot types. Made by the step loop after each step, read by any thr
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-
-NO_FALLBACKS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,4 +56,4 @@ class EngineStatus:
     num_handoffs: int = 0
     num_steps: int = 0
     step_seconds: StepSeconds = StepSeconds()
-    fallbacks: Mapping[str, int] = field(default=NO_FALLBACKS)
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
