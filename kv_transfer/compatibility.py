@@ -1,0 +1,51 @@
+"""What two engines must agree on before one may decode on the other's KV.
+
+Owns: the fingerprint, its version, and the sentence that names what differs. Journey row 7, before anything is read.
+Does not know: how it travels (handshake), block sizes (they may differ: byte ranges are read, not block numbers).
+"""
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+"""History: 1 = guard table read before and after the blocks; msgpack notifications; two-phase HTTP handshake."""
+
+LAYOUT_VERSION = 1
+"""History: 1 = block-major `[num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]`."""
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that changes the meaning of a KV byte or of a prompt token.
+
+    Attributes:
+        model: identity of the weights (name plus hash, chosen by the loader).
+        dtype: of the cached K and V.
+        num_layers: layers in the cache, draft layers included.
+        num_kv_heads: per layer.
+        head_dim: of K and V.
+        tokenizer: hash of vocabulary and merges.
+        chat_template: hash of the template text; empty when the model has none.
+        grammar: the grammar settings that both sides must share (backend, whitespace rules, reasoning).
+        layout_version: order of the axes inside a block.
+        protocol_version: of handshake, guard table and notifications.
+    """
+
+    model: str
+    dtype: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    tokenizer: str
+    chat_template: str = ""
+    grammar: str = ""
+    layout_version: int = LAYOUT_VERSION
+    protocol_version: int = PROTOCOL_VERSION
+
+
+def differences(ours: Fingerprint, theirs: Fingerprint) -> tuple[str, ...]:
+    """One phrase per setting that differs, such as `dtype (ours 'float32', theirs 'bfloat16')`; empty when alike."""
+    phrases = []
+    for name in Fingerprint.__struct_fields__:
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        if mine != other:
+            phrases.append(f"{name} (ours {mine!r}, theirs {other!r})")
+    return tuple(phrases)

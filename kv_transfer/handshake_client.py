@@ -1,0 +1,73 @@
+"""D's way to P's HTTP port: one short blocking exchange per new peer, off the driver thread.
+
+Owns: sockets and time limits of the handshake. Does not know: what the messages mean (handshake).
+"""
+
+import http.client
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.errors import HandshakeFailed
+from kv_transfer.handshake import MAX_BODY_BYTES, PATH, Answer, HandshakeVisit, HttpReply
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where P's HTTP port is."""
+
+    host: str
+    port: int
+
+
+class HandshakeClient(Protocol):
+    """Runs both phases somewhere else."""
+
+    def begin(self, address: PeerAddress, visit: HandshakeVisit, timeout_s: float) -> "Future[Answer]":
+        """Start; the future ends with P's answer or a `TransferError`, about `timeout_s` later at the latest."""
+        ...
+
+    def close(self) -> None:
+        """Start nothing more."""
+        ...
+
+
+class HttpHandshakeClient:
+    """The real one: `http.client` on a few threads of its own.
+
+    Args:
+        max_threads: handshakes that may run at the same time; a peer that hangs holds one of them until its timeout.
+    """
+
+    def __init__(self, max_threads: int = 4) -> None:
+        self._executor = ThreadPoolExecutor(max_threads, thread_name_prefix="kv-handshake")
+
+    def begin(self, address: PeerAddress, visit: HandshakeVisit, timeout_s: float) -> "Future[Answer]":
+        """Start both phases on a thread."""
+        return self._executor.submit(_visit, address, visit, timeout_s)
+
+    def close(self) -> None:
+        """Running handshakes end by their own timeout."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _visit(address: PeerAddress, visit: HandshakeVisit, timeout_s: float) -> Answer:
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+    try:
+        visit.judge_offer(_exchange(connection, "GET", None))
+        return visit.judge_answer(_exchange(connection, "POST", visit.hello()))
+    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a host name that is none
+        message = f"no handshake with {address.host}:{address.port}: {type(error).__name__} {error}"
+        raise HandshakeFailed(message) from error
+    finally:
+        connection.close()
+
+
+def _exchange(connection: http.client.HTTPConnection, method: str, body: bytes | None) -> HttpReply:
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    connection.request(method, PATH, body=body, headers=headers)
+    response = connection.getresponse()
+    content = response.read(MAX_BODY_BYTES + 1)
+    if len(content) > MAX_BODY_BYTES:
+        raise HandshakeFailed("the peer's handshake is too long")
+    return HttpReply(response.status, content)
