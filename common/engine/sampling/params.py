@@ -3,6 +3,7 @@
 Owns: the frozen value. Normalising and checking against a vocabulary: `common.engine.sampling.validation`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -18,6 +19,8 @@ class SamplingParams:
         logprobs: how many alternatives beside the sampled token; None is off; -1 the whole vocabulary.
         ignore_stops: P only (DESIGN §3): neither EOS nor stops end the request, so a prompt whose first token is a
             stop still hands its KV over.
+        bad_words_token_ids: `bad_words` in both spacings, as token ids.
+        extra_args: `vllm_xargs`, for custom logits processors.
     """
 
     n: int = 1
@@ -47,6 +50,7 @@ class SamplingParams:
     repetition_detection: "RepetitionDetection | None" = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    extra_args: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property
     def is_greedy(self) -> bool:
