@@ -81,6 +81,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     detokenize: bool | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
 
 class CompletionFields(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
+class TimelineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time to first token went inside this engine, on request (`timeline: true`).
+
+    `stages_ms` add up to received → answered; `events_ms` counts from received.
+    """
+
+    stages_ms: dict[str, float]
+    events_ms: dict[str, float]
+
+
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Parallel lists, one entry per token; `text_offset` counts characters of the choice's text."""
 
@@ -97,7 +107,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     system_fingerprint: str | None = None
     kv_transfer_params: dict[str, Any] | None = None
-    timeline: dict[str, float] | UnsetType = UNSET
+    timeline: TimelineReport | UnsetType = UNSET
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +159,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | None = None
-    timeline: dict[str, float] | UnsetType = UNSET
+    timeline: TimelineReport | UnsetType = UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

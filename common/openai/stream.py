@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from common.openai.responses import ChatLogprobs, CompletionLogprobs, PromptLogprobs, Usage
+from common.openai.responses import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TimelineReport, Usage
 
 
 class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[CompletionChunkChoice]
     system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
-    timeline: dict[str, float] | UnsetType = UNSET
+    timeline: TimelineReport | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,4 +86,4 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    timeline: dict[str, float] | UnsetType = UNSET
+    timeline: TimelineReport | UnsetType = UNSET

@@ -12,7 +12,13 @@ from threading import Lock
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
@@ -46,6 +52,7 @@ class MetricType(Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
+    SUMMARY = "summary"  # a sum and a count kept elsewhere; read at scrape time only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +100,12 @@ GRAMMAR_COMPILE_SECONDS = _histogram(
     "pd_grammar_compile_seconds", "One grammar compilation.", ("backend", "outcome"), SHORT_BUCKETS_S
 )
 GRAMMAR_CACHE = _counter("pd_grammar_cache_total", "Look-ups of compiled grammars.", "result")
-STEP_SECONDS = _histogram("pd_step_seconds", "Parts of an engine step.", ("part",), SHORT_BUCKETS_S)
+STEP_SECONDS = MetricSpec(
+    name="pd_step_seconds",
+    type=MetricType.SUMMARY,
+    help="Parts of the steps that computed something.",
+    labels=("part",),
+)
 
 CATALOGUE = (
     TTFT,
@@ -120,11 +132,20 @@ CATALOGUE = (
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The present value of a counter or gauge that is kept elsewhere; `labels` in the order of the spec."""
+    """The present value of a metric that is kept elsewhere.
+
+    Attributes:
+        value: of a counter or gauge; the sum of a summary or histogram.
+        labels: in the order of the spec.
+        count: observations of a summary or histogram.
+        buckets: of a histogram: upper bound, observations up to it.
+    """
 
     spec: MetricSpec
     value: float
     labels: tuple[str, ...] = ()
+    count: int = 0
+    buckets: tuple[tuple[float, int], ...] = ()
 
 
 Source = Callable[[], Iterable[Reading]]
@@ -193,6 +214,11 @@ class Metrics:
                 return Gauge(spec.name, spec.help, spec.labels, registry=self._registry)
             case MetricType.HISTOGRAM:
                 return Histogram(spec.name, spec.help, spec.labels, buckets=spec.buckets, registry=self._registry)
+            case MetricType.SUMMARY:
+                raise Bug(f"{spec.name}: a summary is read at scrape time only")
+
+
+Family = CounterMetricFamily | GaugeMetricFamily | SummaryMetricFamily | HistogramMetricFamily
 
 
 class _SourceCollector(Collector):
@@ -202,19 +228,31 @@ class _SourceCollector(Collector):
         self.sources: list[Source] = []
 
     def collect(self) -> Iterable[Metric]:
-        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        families: dict[str, Family] = {}
         for source in self.sources:
             for reading in source():
-                spec = reading.spec
-                if spec.name not in families:
-                    families[spec.name] = _family(spec)
-                families[spec.name].add_metric(reading.labels, reading.value)
+                family = families.setdefault(reading.spec.name, _family(reading.spec))
+                _add(family, reading)
         return list(families.values())
 
 
-def _family(spec: MetricSpec) -> CounterMetricFamily | GaugeMetricFamily:
-    if spec.type is MetricType.HISTOGRAM:
-        raise Bug(f"{spec.name}: a histogram cannot be read at scrape time")
-    if spec.type is MetricType.COUNTER:
-        return CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
-    return GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
+def _add(family: Family, reading: Reading) -> None:
+    if isinstance(family, SummaryMetricFamily):
+        family.add_metric(reading.labels, count_value=reading.count, sum_value=reading.value)
+    elif isinstance(family, HistogramMetricFamily):
+        bounds = [(str(bound), float(count)) for bound, count in reading.buckets]
+        family.add_metric(reading.labels, [*bounds, ("+Inf", float(reading.count))], reading.value)
+    else:
+        family.add_metric(reading.labels, reading.value)
+
+
+def _family(spec: MetricSpec) -> Family:
+    match spec.type:
+        case MetricType.COUNTER:
+            return CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
+        case MetricType.GAUGE:
+            return GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
+        case MetricType.SUMMARY:
+            return SummaryMetricFamily(spec.name, spec.help, labels=spec.labels)
+        case MetricType.HISTOGRAM:
+            return HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)

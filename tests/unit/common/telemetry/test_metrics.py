@@ -47,7 +47,7 @@ def test_a_metric_used_as_another_type_is_a_bug():
 
 def test_two_registries_share_nothing():
     first, second = Metrics(), Metrics()
-    first.observe(metrics.STEP_SECONDS, 0.1, "forward")
+    first.observe(metrics.TTFT, 0.1, "forward")
     assert b"forward" not in second.render()
 
 
@@ -56,5 +56,25 @@ def test_every_name_of_the_catalogue_is_unique_and_carries_its_unit():
     assert len(names) == len(set(names))
     assert all(spec.name.endswith("_total") for spec in metrics.CATALOGUE if spec.type is metrics.MetricType.COUNTER)
     assert all(
-        spec.name.endswith("_seconds") for spec in metrics.CATALOGUE if spec.type is metrics.MetricType.HISTOGRAM
+        spec.name.endswith("_seconds")
+        for spec in metrics.CATALOGUE
+        if spec.type in (metrics.MetricType.HISTOGRAM, metrics.MetricType.SUMMARY)
     )
+
+
+def test_a_summary_shows_sum_and_count():
+    registry = Metrics()
+    registry.add_source(lambda: [Reading(metrics.STEP_SECONDS, 1.5, ("forward",), count=3)])
+    text = registry.render().decode()
+    assert 'pd_step_seconds_sum{part="forward"} 1.5' in text
+    assert 'pd_step_seconds_count{part="forward"} 3.0' in text
+
+
+def test_a_histogram_kept_elsewhere_shows_its_buckets():
+    registry = Metrics()
+    reading = Reading(metrics.KV_PULL_SECONDS, 0.5, count=3, buckets=((0.1, 1), (0.2, 2)))
+    registry.add_source(lambda: [reading])
+    text = registry.render().decode()
+    assert 'pd_kv_pull_seconds_bucket{le="0.2"} 2.0' in text
+    assert 'pd_kv_pull_seconds_bucket{le="+Inf"} 3.0' in text
+    assert "pd_kv_pull_seconds_sum 0.5" in text
