@@ -54,7 +54,8 @@ class Supervisor:
             await asyncio.wait(set(self._to_finish), timeout=self._grace_s)
         for task in list(self._tasks):
             task.cancel()
-        await self._group.__aexit__(exc_type, exc, trace)
+        # The caller's own failure stays what it is: the group, told nothing of it, only waits for its tasks.
+        await self._group.__aexit__(None, None, None)
 
 
 async def _guarded(work: Coroutine[Any, Any, None], name: str) -> None:

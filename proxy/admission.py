@@ -55,7 +55,7 @@ class Admission:
         except BaseException as error:
             if turn.done() and not turn.cancelled():
                 self.release()  # the slot was handed over in the very moment of giving up
-            else:
+            elif turn in self._waiting:
                 self._waiting.remove(turn)
             if isinstance(error, TimeoutError):
                 raise QueueFull("waited too long for a free slot", retry_after_s=2.0) from error

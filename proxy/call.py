@@ -16,6 +16,7 @@ Fields = Mapping[str, bytes | msgspec.Raw]
 """Field name → its JSON exactly as the client spelled it."""
 
 NULL = b"null"
+CHAT_PATH = "/v1/chat/completions"
 TIMELINE = "timeline"
 KV_PARAMS = "kv_transfer_params"
 CONSTRAINT_FIELDS = ("response_format", "structured_outputs")
@@ -100,7 +101,7 @@ def make_call(
     fields = parse_fields(body)
     fields.pop(KV_PARAMS, None)
     timeline = fields.pop(TIMELINE, None)
-    kind = constraint_kind(fields)
+    kind = constraint_kind(fields, path)
     return Call(
         path=path,
         fields=fields,
@@ -139,15 +140,19 @@ def forces_tool(fields: Fields) -> bool:
     return choice is not None and bytes(choice) not in _FORCES_NOTHING
 
 
-def constraint_kind(fields: Fields) -> str | None:
+def constraint_kind(fields: Fields, path: str) -> str | None:
     """Metric label of the structured-output fields, by a shallow look; None when nothing is constrained.
+
+    Tools exist in chats only; elsewhere `tool_choice` is a field like any other.
 
     A malformed constraint counts as one (labelled `json`), so that the engine gets to refuse it early.
     """
-    if forces_tool(fields):
+    if path == CHAT_PATH and forces_tool(fields):
         return "tool"
     if (raw := fields.get("structured_outputs")) is not None and bytes(raw) != NULL:
-        return _structured_outputs_kind(raw)
+        kind = _structured_outputs_kind(raw)
+        if kind is not None:
+            return kind
     if (raw := fields.get("response_format")) is not None and bytes(raw) != NULL:
         try:
             format_type = _format_type.decode(raw).type
@@ -157,7 +162,7 @@ def constraint_kind(fields: Fields) -> str | None:
     return None
 
 
-def _structured_outputs_kind(raw: msgspec.Raw | bytes) -> str:
+def _structured_outputs_kind(raw: msgspec.Raw | bytes) -> str | None:
     try:
         parts = _top_level.decode(raw)
     except msgspec.MsgspecError:
@@ -165,4 +170,4 @@ def _structured_outputs_kind(raw: msgspec.Raw | bytes) -> str:
     for name, value in parts.items():
         if name in _STRUCTURED_OUTPUT_KINDS and bytes(value) != NULL:
             return _STRUCTURED_OUTPUT_KINDS[name]
-    return "json"
+    return None

@@ -3,6 +3,7 @@
 Owns: connections, their reuse, the mapping of client exceptions. Does not know: bodies, retries, deadlines.
 """
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -14,6 +15,7 @@ from common.errors import UpstreamBroken, UpstreamError, UpstreamTimeout, Upstre
 from proxy.fleet.worker import Worker
 
 _READ_BUFFER_BYTES = 256 << 10
+_LARGE_BODY_BYTES = 512 << 10
 # Compression between machines of one rack costs more than it saves, and relayed bytes must stay as they are.
 _NO_AUTO_HEADERS = ("Accept-Encoding", "Accept", "User-Agent")
 
@@ -141,9 +143,11 @@ class Upstream:
     ) -> OpenAnswer:
         if self._session is None:
             raise RuntimeError("the client is used outside its context")
+        # aiohttp writes bytes in one go and a file in pieces; a large body must not hold up everyone else.
+        data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY_BYTES else body
         try:
             response = await self._session.request(
-                method, worker.url(path), data=body, headers=headers, allow_redirects=False
+                method, worker.url(path), data=data, headers=headers, allow_redirects=False
             )
         except (aiohttp.ClientError, OSError) as error:
             raise _mapped(worker, error) from error

@@ -62,7 +62,9 @@ class StreamTail:
     def separator(self) -> bytes:
         """What must be written so that the next event starts on its own, whatever was cut off before it."""
         tail = self._tail.replace(b"\r\n", b"\n")
-        return b"" if not tail or tail.endswith(b"\n\n") else b"\n\n"
+        if not tail or tail.endswith(b"\n\n"):
+            return b""
+        return b"\n" if tail.endswith(b"\n") else b"\n\n"
 
 
 class DoneHold:

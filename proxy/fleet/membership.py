@@ -3,6 +3,7 @@
 Owns: who belongs to the fleet and the questions routing asks of it. Does not know: probes, policies, HTTP.
 """
 
+import asyncio
 from collections.abc import Collection, Iterable
 
 from common.clock import Clock
@@ -23,6 +24,7 @@ class Fleet:
         self._config = config
         self._clock = clock
         self._workers: dict[Role, dict[str, Worker]] = {role: {} for role in Role}
+        self._ready = asyncio.Event()
         for role, urls in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode)):
             for url in urls:
                 self.add(role, url)
@@ -33,12 +35,15 @@ class Fleet:
         key = url.rstrip("/")
         if key not in known:
             breaker = Breaker(self._clock, self._config.breaker_failures, self._config.breaker_cooldown_s)
-            known[key] = Worker(role, key, breaker)
+            known[key] = Worker(role, key, breaker, self._on_move)
+            self._on_move()
         return known[key]
 
     def remove(self, role: Role, url: str) -> Worker | None:
         """Forget `url`; its running legs go on."""
-        return self._workers[role].pop(url.rstrip("/"), None)
+        gone = self._workers[role].pop(url.rstrip("/"), None)
+        self._on_move()
+        return gone
 
     def find(self, role: Role, url: str) -> Worker | None:
         """The worker at `url`."""
@@ -63,3 +68,13 @@ class Fleet:
     def is_ready(self) -> bool:
         """Whether both roles have a worker in READY."""
         return all(any(w.state is WorkerState.READY for w in self._workers[role].values()) for role in Role)
+
+    async def wait_ready(self) -> None:
+        """Return when `is_ready` holds."""
+        await self._ready.wait()
+
+    def _on_move(self) -> None:
+        if self.is_ready():
+            self._ready.set()
+        else:
+            self._ready.clear()

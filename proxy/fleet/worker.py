@@ -5,7 +5,7 @@ Does not know: HTTP, probing, how it gets chosen.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 
@@ -49,9 +49,10 @@ class Worker:
         role: which leg it serves.
         url: base URL, without a trailing slash.
         breaker: fed by its legs.
+        on_move: called after every change of health.
     """
 
-    def __init__(self, role: Role, url: str, breaker: Breaker) -> None:
+    def __init__(self, role: Role, url: str, breaker: Breaker, on_move: Callable[[], None] = lambda: None) -> None:
         self.role = role
         self.base = URL(url.rstrip("/"))
         self.name = self.base.authority
@@ -60,6 +61,7 @@ class Worker:
         self.num_legs = 0
         self.outstanding_bytes = 0
         self.models: tuple[bytes, ...] = ()
+        self._on_move = on_move
         self._urls: dict[str, URL] = {}
         self._waiting: set[asyncio.Timeout] = set()
 
@@ -80,6 +82,7 @@ class Worker:
             for scope in self._waiting:
                 if not scope.expired():
                     scope.reschedule(0.0)
+        self._on_move()
 
     def url(self, path: str) -> URL:
         """Absolute URL of `path` on this engine."""

@@ -1,0 +1,109 @@
+import asyncio
+
+import pytest
+
+from common.clock import ManualClock
+from common.errors import IllegalTransition
+from proxy.config import FleetConfig
+from proxy.fleet.breaker import Breaker, BreakerState
+from proxy.fleet.membership import Fleet
+from proxy.fleet.worker import Role, Worker, WorkerState
+
+
+def breaker(clock: ManualClock) -> Breaker:
+    return Breaker(clock, max_failures=2, cooldown_s=5.0)
+
+
+def worker() -> Worker:
+    return Worker(Role.PREFILL, "http://p:1/", breaker(ManualClock()))
+
+
+def test_failures_in_a_row_open_the_circuit_and_a_success_forgets_them() -> None:
+    circuit = breaker(ManualClock())
+    circuit.on_failure()
+    circuit.on_success()
+    circuit.on_failure()
+    assert circuit.allows()
+    circuit.on_failure()
+    assert not circuit.allows()
+
+
+def test_after_the_cooldown_one_leg_may_try() -> None:
+    clock = ManualClock()
+    circuit = breaker(clock)
+    circuit.on_failure()
+    circuit.on_failure()
+    clock.advance(5)
+    assert circuit.status is BreakerState.HALF_OPEN
+    assert circuit.allows()
+    circuit.on_sent()
+    assert not circuit.allows()
+    circuit.on_failure()
+    assert circuit.status is BreakerState.OPEN
+    clock.advance(5)
+    circuit.on_sent()
+    circuit.on_success()
+    assert circuit.status is BreakerState.CLOSED
+
+
+def test_a_trial_that_never_reports_does_not_lock_the_engine_out() -> None:
+    clock = ManualClock()
+    circuit = breaker(clock)
+    circuit.on_failure()
+    circuit.on_failure()
+    clock.advance(5)
+    circuit.on_sent()
+    clock.advance(5)
+    assert circuit.allows()
+
+
+def test_load_returns_to_zero_whatever_happens() -> None:
+    subject = worker()
+
+    def work() -> None:
+        with subject.carrying(10):
+            assert (subject.num_legs, subject.outstanding_bytes) == (1, 10)
+            raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        work()
+    assert (subject.num_legs, subject.outstanding_bytes) == (0, 0)
+
+
+def test_a_worker_must_be_ready_before_it_can_die() -> None:
+    subject = worker()
+    with pytest.raises(IllegalTransition):
+        subject.move_to(WorkerState.DEAD)
+    subject.move_to(WorkerState.READY)
+    assert subject.is_routable
+    subject.move_to(WorkerState.DEAD)
+    assert not subject.is_routable
+
+
+async def test_whoever_waits_for_a_worker_found_dead_waits_no_longer() -> None:
+    subject = worker()
+    subject.move_to(WorkerState.READY)
+
+    async def wait() -> None:
+        async with asyncio.timeout(60) as scope:
+            with subject.awaited(scope):
+                subject.move_to(WorkerState.DEAD)
+                await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await wait()
+
+
+def test_a_fleet_is_ready_with_one_of_each_role() -> None:
+    config = FleetConfig(prefill=("http://p:1", "http://p:2"), decode=("http://d:1",))
+    fleet = Fleet(config, ManualClock())
+    assert fleet.is_starting(Role.PREFILL)
+    fleet.add(Role.PREFILL, "http://p:1/").move_to(WorkerState.READY)
+    assert not fleet.is_ready()
+    fleet.add(Role.DECODE, "http://d:1").move_to(WorkerState.READY)
+    assert fleet.is_ready()
+    assert len(fleet.all()) == 3
+    first = fleet.routable(Role.PREFILL)[0]
+    assert fleet.routable(Role.PREFILL, excluded=[first]) == []
+    fleet.remove(Role.DECODE, "http://d:1")
+    assert not fleet.is_ready()

@@ -1,0 +1,73 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.clock import ManualClock
+from proxy.phase import PhaseTrack, ProxyPhase
+from proxy.ttft import STAGES, take_apart
+
+SECONDS = st.floats(0, 10, allow_subnormal=False)
+ENGINE = st.dictionaries(
+    st.sampled_from(["front", "grammar", "queue", "schedule", "pull", "compute", "handoff", "answer", "strange"]),
+    SECONDS,
+)
+WAY = [ProxyPhase.ROUTED, ProxyPhase.PREFILLING, ProxyPhase.HANDED_OFF, ProxyPhase.STREAMING]
+
+
+def track(*steps: tuple[ProxyPhase, float]) -> PhaseTrack:
+    clock = ManualClock(100.0)
+    result = PhaseTrack(clock, clock.now_s())
+    for phase, seconds in steps:
+        clock.advance(seconds)
+        result.move_to(phase)
+    return result
+
+
+@given(st.lists(SECONDS, min_size=4, max_size=4), ENGINE, ENGINE, st.booleans(), st.booleans())
+def test_the_stages_always_add_up_to_the_ttft(
+    durations: list[float], prefill_s: dict[str, float], decode_s: dict[str, float], is_stream: bool, skips_p: bool
+) -> None:
+    steps = [s for s in zip(WAY, durations, strict=True) if not (skips_p and s[0] is ProxyPhase.PREFILLING)]
+    breakdown = take_apart(track(*steps), {} if skips_p else prefill_s, decode_s, is_stream=is_stream)
+    assert sum(breakdown.stages_s.values()) == pytest.approx(breakdown.ttft_s, abs=1e-9)
+    assert all(value >= -1e-9 for value in breakdown.stages_s.values())
+    assert tuple(breakdown.stages_s) == STAGES
+
+
+def test_what_an_engine_did_not_account_for_is_handoff_on_p_and_return_on_d() -> None:
+    way = track(*zip(WAY, [0.5, 0.5, 3.0, 4.0], strict=True))
+    breakdown = take_apart(
+        way, {"queue": 0.5, "compute": 2.0}, {"grammar": 0.5, "pull": 1.0, "compute": 0.5}, is_stream=True
+    )
+    shown = {name: value for name, value in breakdown.stages_s.items() if value}
+    assert shown == {
+        "front": 1.0,
+        "queue_p": 0.5,
+        "prefill": 2.0,
+        "handoff": 0.5,
+        "grammar_d": 0.5,
+        "pull": 1.0,
+        "first": 0.5,
+        "return": 2.0,
+    }
+    assert breakdown.ttft_s == 8.0
+
+
+def test_time_lost_on_failed_legs_is_a_stage_of_its_own() -> None:
+    way = track(
+        (ProxyPhase.ROUTED, 0),
+        (ProxyPhase.PREFILLING, 1),
+        (ProxyPhase.PREFILLING, 2),
+        (ProxyPhase.HANDED_OFF, 3),
+        (ProxyPhase.HANDED_OFF, 4),
+        (ProxyPhase.STREAMING, 5),
+    )
+    breakdown = take_apart(way, {"compute": 3.0}, {"compute": 5.0}, is_stream=True)
+    assert {n: v for n, v in breakdown.stages_s.items() if v} == {"front": 1, "retry": 6, "prefill": 3, "first": 5}
+
+
+def test_an_answer_in_one_piece_does_not_count_the_later_tokens() -> None:
+    way = track(*zip(WAY, [0, 0, 1.0, 10.0], strict=True))
+    breakdown = take_apart(way, {}, {"compute": 1.0, "answer": 8.5}, is_stream=False)
+    assert breakdown.ttft_s == pytest.approx(2.5)
+    assert breakdown.stages_s["return"] == pytest.approx(0.5)
