@@ -69,6 +69,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -85,7 +86,8 @@ class ChatTemplate:
             tools: OpenAI tool definitions; None or empty: none.
             add_generation_prompt: end with the opening of the assistant's answer.
             continue_final_message: end inside the last message, for the model to go on with it.
-            kwargs: further variables of this model's template (`chat_template_kwargs`).
+            kwargs: further variables of this model's template (`chat_template_kwargs`). The caller keeps the two flags
+                above out of them; the other names that matter are refused here.
 
         Raises:
             InvalidRequest: the template refuses these messages, or they are not what a template can take.

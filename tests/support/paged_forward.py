@@ -41,8 +41,13 @@ class PagedDriver:
     def new_sequence(self) -> PagedSequence:
         return PagedSequence(block_ids=[])
 
-    def step(self, new_tokens: Sequence[tuple[PagedSequence, Sequence[int]]]) -> list[torch.Tensor]:
-        """Compute the given tokens of several sequences in one batch; logits `[n, vocab]` of each sequence's tokens."""
+    def step(
+        self, new_tokens: Sequence[tuple[PagedSequence, Sequence[int]]], wanted_from: int = 0
+    ) -> list[torch.Tensor]:
+        """Compute the given tokens of several sequences in one batch; logits `[n, vocab]` of each sequence's tokens.
+
+        `wanted_from`: only of positions from here on.
+        """
         tables, tokens, positions, slots, starts, lengths = [], [], [], [], [0], []
         for sequence, token_ids in new_tokens:
             start = len(sequence.token_ids)
@@ -69,19 +74,30 @@ class PagedDriver:
             ),
             query_start=tuple(starts),
             seq_lens=tuple(lengths),
-            logits_indices=torch.arange(len(tokens), device=self._device),
+            logits_indices=torch.tensor(
+                [row for row, place in enumerate(positions) if place >= wanted_from],
+                dtype=torch.int64,
+                device=self._device,
+            ),
         )
         logits = self._model.forward(batch, self.kv_cache)
-        return [logits[start:end] for start, end in itertools.pairwise(starts)]
+        counts = [
+            sum(place >= wanted_from for place in positions[start:end]) for start, end in itertools.pairwise(starts)
+        ]
+        return list(logits.split(counts))
 
-    def run(self, token_ids: Sequence[int], chunk_lengths: Sequence[int]) -> torch.Tensor:
-        """One fresh sequence in chunks of these lengths (the last one takes the rest); logits `[n, vocab]`."""
+    def run(self, token_ids: Sequence[int], chunk_lengths: Sequence[int], last: int | None = None) -> torch.Tensor:
+        """One fresh sequence in chunks of these lengths (the last one takes the rest); logits `[n, vocab]`.
+
+        `last`: only of the last so many tokens.
+        """
+        wanted_from = 0 if last is None else max(0, len(token_ids) - last)
         sequence = self.new_sequence()
         parts, done = [], 0
         for length in [*chunk_lengths, len(token_ids)]:
             chunk = token_ids[done : done + length]
             if chunk:
-                parts.append(self.step([(sequence, chunk)])[0])
+                parts.append(self.step([(sequence, chunk)], wanted_from)[0])
             done += len(chunk)
         self._free.extend(sequence.block_ids)
         return torch.cat(parts)

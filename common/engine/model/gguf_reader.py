@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGUFReader
-from gguf.quants import dequantize
 
 from common.engine.model.checkpoint import Checkpoint
 from common.engine.model.config import GenerationDefaults, ModelConfig, ModelFamily, RopeConfig, supported_families
-from common.engine.model.gguf_metadata import GgufMetadata
+from common.engine.model.gguf_file import GgufFile
 from common.engine.model.gguf_tokenizer import eos_token_ids, read_tokenizer, special_tokens
 from common.errors import StartupError
 
@@ -42,21 +40,17 @@ def read_gguf(path: Path) -> Checkpoint:
     Raises:
         StartupError: not a GGUF file, an unsupported architecture, or a needed key is missing.
     """
-    try:
-        reader = GGUFReader(path)
-    except (OSError, ValueError, LookupError) as error:
-        raise StartupError(f"{path}: not a readable GGUF file: {error}") from error
-    metadata = GgufMetadata(path, reader)
-    weights = GgufWeights(path, reader)
-    config = _read_config(path, metadata, weights)
+    file = GgufFile(path)
+    weights = GgufWeights(file)
+    config = _read_config(file, weights.names)
     if config.family is ModelFamily.LLAMA:
         weights.undo_row_order(config.num_heads, config.num_kv_heads)
     return Checkpoint(
         config=config,
         weights=weights,
-        tokenizer=read_tokenizer(path, metadata),
-        chat_template=metadata.text("tokenizer.chat_template"),
-        special_tokens=special_tokens(metadata),
+        tokenizer=read_tokenizer(file),
+        chat_template=file.get("tokenizer.chat_template", str),
+        special_tokens=special_tokens(file),
         generation=GenerationDefaults(),
     )
 
@@ -64,15 +58,15 @@ def read_gguf(path: Path) -> Checkpoint:
 class GgufWeights:
     """Tensors of a GGUF file under their Hugging Face names, dequantised to float32 as they are read."""
 
-    def __init__(self, path: Path, reader: GGUFReader) -> None:
-        self._path = path
-        self._tensors = {hf_name(tensor.name): tensor for tensor in reader.tensors}
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._gguf_names = {hf_name(name): name for name in file.tensor_names}
         self._heads = {"q": 0, "k": 0}
 
     @property
     def names(self) -> frozenset[str]:
         """All tensors; those without a Hugging Face name keep GGUF's."""
-        return frozenset(self._tensors)
+        return frozenset(self._gguf_names)
 
     def undo_row_order(self, num_heads: int, num_kv_heads: int) -> None:
         """From now on give q and k projections in rotate-half order; the file has pairs interleaved (llama only)."""
@@ -84,14 +78,7 @@ class GgufWeights:
         Raises:
             StartupError: it is missing, or of a quantisation the `gguf` package cannot read.
         """
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise StartupError(f"{self._path}: tensor {name} is missing")
-        try:
-            values = dequantize(tensor.data, tensor.tensor_type)
-        except (NotImplementedError, ValueError) as error:
-            raise StartupError(f"{self._path}: tensor {name}: {error}") from error
-        weight = torch.from_numpy(np.array(values, dtype=np.float32))
+        weight = self._file.read_tensor(self._gguf_names.get(name, name))
         projection = _INTERLEAVED_ROWS.search(name)
         heads = self._heads[projection.group(1)] if projection else 0
         return _to_rotate_half(weight, heads) if heads else weight
@@ -115,60 +102,60 @@ def _to_rotate_half(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(weight.shape)
 
 
-def _family(path: Path, architecture: str | None) -> ModelFamily:
+def _family(file: GgufFile) -> ModelFamily:
+    architecture = file.require("general.architecture", str)
     try:
         return ModelFamily(architecture)
     except ValueError:
         raise StartupError(
-            f"{path}: architecture {architecture} is not supported; supported: {supported_families()}"
+            f"{file.path}: architecture {architecture} is not supported; supported: {supported_families()}"
         ) from None
 
 
-def _read_config(path: Path, metadata: GgufMetadata, weights: GgufWeights) -> ModelConfig:
-    architecture = metadata.text("general.architecture")
-    family = _family(path, architecture)
+def _read_config(file: GgufFile, names: frozenset[str]) -> ModelConfig:
+    family = _family(file)
 
-    def key(name: str) -> str:
-        return f"{architecture}.{name}"
+    def size(name: str, default: int | None = None) -> int:
+        return file.require(f"{family.value}.{name}", int, default)
 
-    num_heads = metadata.integer(key("attention.head_count"))
-    hidden_size = metadata.integer(key("embedding_length"))
-    head_dim = metadata.integer(key("attention.key_length"), hidden_size // max(1, num_heads))
-    rotary_dim = metadata.integer(key("rope.dimension_count"), head_dim)
+    num_heads = size("attention.head_count")
+    hidden_size = size("embedding_length")
+    head_dim = size("attention.key_length", hidden_size // max(1, num_heads))
+    rotary_dim = size("rope.dimension_count", head_dim)
     if rotary_dim != head_dim:
-        raise StartupError(f"{path}: rotary embedding over {rotary_dim} of {head_dim} dimensions is not supported")
-    first_layer = "model.layers.0."
+        raise StartupError(f"{file.path}: rotary embedding over {rotary_dim} of {head_dim} dimensions is not supported")
+    layer = "model.layers.0."
     return ModelConfig(
         family=family,
-        vocab_size=weights.read("model.embed_tokens.weight").shape[0],
+        vocab_size=file.shape("token_embd.weight")[0],
         hidden_size=hidden_size,
-        intermediate_size=metadata.integer(key("feed_forward_length")),
-        num_layers=metadata.integer(key("block_count")),
+        intermediate_size=size("feed_forward_length"),
+        num_layers=size("block_count"),
         num_heads=num_heads,
-        num_kv_heads=metadata.integer(key("attention.head_count_kv"), num_heads),
+        num_kv_heads=size("attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        max_positions=metadata.integer(key("context_length")),
-        rms_norm_eps=_as_written(metadata.number(key("attention.layer_norm_rms_epsilon"))),
-        rope=_read_rope(path, key("rope"), metadata, weights),
-        tie_word_embeddings="lm_head.weight" not in weights.names,
-        eos_token_ids=eos_token_ids(metadata),
-        bos_token_id=metadata.optional_integer("tokenizer.ggml.bos_token_id"),
-        qkv_bias=first_layer + "self_attn.q_proj.bias" in weights.names,
-        output_bias=first_layer + "self_attn.o_proj.bias" in weights.names,
-        mlp_bias=first_layer + "mlp.gate_proj.bias" in weights.names,
-        qk_norm=first_layer + "self_attn.q_norm.weight" in weights.names,
-        sliding_window=metadata.optional_integer(key("attention.sliding_window")),
+        max_positions=size("context_length"),
+        rms_norm_eps=_as_written(file.require(f"{family.value}.attention.layer_norm_rms_epsilon", float)),
+        rope=_read_rope(file, f"{family.value}.rope"),
+        tie_word_embeddings="lm_head.weight" not in names,
+        eos_token_ids=eos_token_ids(file),
+        bos_token_id=file.get("tokenizer.ggml.bos_token_id", int),
+        qkv_bias=layer + "self_attn.q_proj.bias" in names,
+        output_bias=layer + "self_attn.o_proj.bias" in names,
+        mlp_bias=layer + "mlp.gate_proj.bias" in names,
+        qk_norm=layer + "self_attn.q_norm.weight" in names,
+        sliding_window=file.get(f"{family.value}.attention.sliding_window", int),
     )
 
 
-def _read_rope(path: Path, prefix: str, metadata: GgufMetadata, weights: GgufWeights) -> RopeConfig:
-    scaling = metadata.text(f"{prefix}.scaling.type", "none")
+def _read_rope(file: GgufFile, prefix: str) -> RopeConfig:
+    scaling = file.get(f"{prefix}.scaling.type", str, "none")
     if scaling not in ("none", "linear"):
-        raise StartupError(f"{path}: rope scaling {scaling} is not supported; supported: none, linear, llama3")
-    divisors = weights.read("rope_freqs.weight").tolist() if "rope_freqs.weight" in weights.names else []
+        raise StartupError(f"{file.path}: rope scaling {scaling} is not supported; supported: none, linear, llama3")
+    divisors = file.read_tensor("rope_freqs.weight").tolist() if "rope_freqs.weight" in file.tensor_names else []
     return RopeConfig(
-        theta=metadata.number(f"{prefix}.freq_base", 10_000.0),
-        linear_factor=metadata.number(f"{prefix}.scaling.factor", 1.0) if scaling == "linear" else 1.0,
+        theta=file.require(f"{prefix}.freq_base", float, 10_000.0),
+        linear_factor=file.require(f"{prefix}.scaling.factor", float, 1.0) if scaling == "linear" else 1.0,
         frequency_divisors=tuple(divisors),
     )
 

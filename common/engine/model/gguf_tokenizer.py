@@ -6,12 +6,11 @@ Source: the GGUF specification; the splitting rules of each name are those of th
 
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from common.engine.model.gguf_metadata import GgufMetadata
+from common.engine.model.gguf_file import GgufFile
 from common.engine.tokenizer import HfTokenizer
 from common.errors import StartupError
 
@@ -66,54 +65,56 @@ _SPLITTING = {
 }
 
 
-def read_tokenizer(path: Path, metadata: GgufMetadata) -> HfTokenizer:
+def read_tokenizer(file: GgufFile) -> HfTokenizer:
     """The file's tokenizer.
 
     Raises:
         StartupError: it is not byte-level BPE, or its pre-tokenizer is unknown (guessing would change token ids).
     """
-    kind = metadata.text("tokenizer.ggml.model")
+    kind = file.get("tokenizer.ggml.model", str)
     if kind != "gpt2":
         raise StartupError(
-            f"{path}: tokenizer model {kind} in GGUF is not supported (only gpt2, byte-level BPE); "
+            f"{file.path}: tokenizer model {kind} in GGUF is not supported (only gpt2, byte-level BPE); "
             "use the Hugging Face folder of this model"
         )
-    pre = metadata.text("tokenizer.ggml.pre", "gpt-2") or "gpt-2"
+    pre = file.require("tokenizer.ggml.pre", str, "gpt-2")
     splitting = _SPLITTING.get(pre)
     if splitting is None:
-        raise StartupError(f"{path}: pre-tokenizer {pre} is not supported; supported: {', '.join(sorted(_SPLITTING))}")
+        raise StartupError(
+            f"{file.path}: pre-tokenizer {pre} is not supported; supported: {', '.join(sorted(_SPLITTING))}"
+        )
     try:
-        return HfTokenizer(_build(metadata, splitting).to_str(), eos_token_ids(metadata))
+        return HfTokenizer(_build(file, splitting).to_str(), eos_token_ids(file))
     except Exception as error:  # the tokenizers package raises bare Exception
-        raise StartupError(f"{path}: tokenizer: {error}") from error
+        raise StartupError(f"{file.path}: tokenizer: {error}") from error
 
 
-def eos_token_ids(metadata: GgufMetadata) -> frozenset[int]:
+def eos_token_ids(file: GgufFile) -> frozenset[int]:
     """Ids the file names as ends: of sequence, of turn, of message. Nothing is guessed from token text."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = (metadata.optional_integer(f"tokenizer.ggml.{key}") for key in keys)
+    ids = (file.get(f"tokenizer.ggml.{key}", int) for key in keys)
     return frozenset(token_id for token_id in ids if token_id is not None)
 
 
-def special_tokens(metadata: GgufMetadata) -> dict[str, str]:
+def special_tokens(file: GgufFile) -> dict[str, str]:
     """`bos_token`, `eos_token`, ... to their text, for the chat template."""
-    tokens = metadata.texts("tokenizer.ggml.tokens")
+    tokens = file.require("tokenizer.ggml.tokens", list[str])
     names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-    ids = {f"{hf}_token": metadata.optional_integer(f"tokenizer.ggml.{ggml}_token_id") for hf, ggml in names.items()}
+    ids = {f"{hf}_token": file.get(f"tokenizer.ggml.{ggml}_token_id", int) for hf, ggml in names.items()}
     return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None and token_id < len(tokens)}
 
 
-def _build(metadata: GgufMetadata, splitting: _Splitting) -> tokenizers.Tokenizer:
-    tokens = metadata.texts("tokenizer.ggml.tokens")
-    types = metadata.integers("tokenizer.ggml.token_type")
-    merges = [_merge_pair(merge) for merge in metadata.texts("tokenizer.ggml.merges")]
+def _build(file: GgufFile, splitting: _Splitting) -> tokenizers.Tokenizer:
+    tokens = file.require("tokenizer.ggml.tokens", list[str])
+    types = file.require("tokenizer.ggml.token_type", list[int])
+    merges = [_merge_pair(merge) for merge in file.require("tokenizer.ggml.merges", list[str])]
     vocab = {token: token_id for token_id, token in enumerate(tokens) if types[token_id] != _TokenType.UNUSED}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=splitting.ignore_merges))
     if splitting.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer(splitting)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = _post_processor(metadata, tokens)
+    tokenizer.post_processor = _post_processor(file, tokens)
     added = {_TokenType.CONTROL: True, _TokenType.USER_DEFINED: False}
     tokenizer.add_tokens(
         [
@@ -140,9 +141,9 @@ def _pre_tokenizer(splitting: _Splitting) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(steps)
 
 
-def _post_processor(metadata: GgufMetadata, tokens: list[str]) -> processors.PostProcessor:
-    bos_token_id = metadata.optional_integer("tokenizer.ggml.bos_token_id")
-    if bos_token_id is None or not metadata.flag("tokenizer.ggml.add_bos_token", default=False):
+def _post_processor(file: GgufFile, tokens: list[str]) -> processors.PostProcessor:
+    bos_token_id = file.get("tokenizer.ggml.bos_token_id", int)
+    if bos_token_id is None or not file.get("tokenizer.ggml.add_bos_token", bool, False):
         return processors.ByteLevel(trim_offsets=False)
     bos = tokens[bos_token_id]
     template = processors.TemplateProcessing(single=f"{bos} $A", pair=None, special_tokens=[(bos, bos_token_id)])
