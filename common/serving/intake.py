@@ -26,7 +26,9 @@ from common.serving.kv_intent import KvIntent, check_single_prompt
 from common.serving.sampling_fields import SamplingReader
 from common.serving.served_model import ServedModel
 from common.telemetry.timeline import Event, Timeline
+from common.wire import kv_params
 from common.wire.constraint import Constraint
+from common.wire.kv_params import KvReference
 
 FREE = "free"
 """Metric label of a request without a constraint."""
@@ -82,7 +84,7 @@ class Intake:
         if intent.reference is None:
             prompt_ids = await prompts.completion_prompts(fields, self._model)
         else:
-            prompt_ids = (intent.reference.prompt_token_ids,)
+            prompt_ids = (self._handed_over(intent.reference),)
         only_prompt = fields.echo is True and written.max_tokens == 0
         prompt_logprobs = written.prompt_logprobs
         if fields.echo and fields.logprobs is not None:
@@ -116,7 +118,7 @@ class Intake:
             extras = {key: whole[key] for key in _TEMPLATE_READS if key in whole}
             prompt_ids = await prompts.chat_prompt(fields, self._model, self._extras(extras))
         else:
-            prompt_ids = intent.reference.prompt_token_ids
+            prompt_ids = self._handed_over(intent.reference)
         num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         sampling = self._sampling.chat(written, num_logprobs, num_prompt_tokens=len(prompt_ids))
         _refuse_remote_prompt_logprobs(intent, written.prompt_logprobs)
@@ -149,6 +151,10 @@ class Intake:
         if constraint is not None:
             self._grammars.check(constraint)
         return constraint
+
+    def _handed_over(self, reference: KvReference) -> tuple[int, ...]:
+        """The prompt as P tokenised it; never rendered again."""
+        return prompts.checked_ids(reference.prompt_token_ids, self._model, param=kv_params.FIELD)
 
     def _extras(self, constraint_fields: dict[str, object]) -> dict[str, object]:
         return constraint_fields if self._model.constraint_in_prompt else {}

@@ -53,3 +53,18 @@ def engine_readings(status: Callable[[], EngineStatus]) -> Source:
             yield Reading(metrics.STEP_SECONDS, getattr(parts, part), (part,), count=now.num_steps)
 
     return read
+
+
+class GrammarMetrics:
+    """Counts compilations and cache look-ups. Any thread."""
+
+    def __init__(self, registry: Metrics) -> None:
+        self._registry = registry
+
+    def compiled(self, backend: str, outcome: str, seconds: float) -> None:
+        """One compilation ended."""
+        self._registry.observe(metrics.GRAMMAR_COMPILE_SECONDS, seconds, backend, outcome)
+
+    def looked_up(self, result: str) -> None:
+        """One cache look-up."""
+        self._registry.count(metrics.GRAMMAR_CACHE, result)

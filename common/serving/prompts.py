@@ -30,7 +30,7 @@ async def completion_prompts(fields: CompletionFields, model: ServedModel) -> tu
         raise InvalidRequest(f"at most {MAX_PROMPTS} prompts in one request", param="prompt")
     texts = [prompt for prompt in texts_or_ids if isinstance(prompt, str)]
     encoded = iter(await encode_all(texts, model, add_special_tokens=fields.add_special_tokens))
-    return tuple(next(encoded) if isinstance(prompt, str) else _checked_ids(prompt, model) for prompt in texts_or_ids)
+    return tuple(next(encoded) if isinstance(prompt, str) else checked_ids(prompt, model) for prompt in texts_or_ids)
 
 
 def count(fields: CompletionFields) -> int:
@@ -136,12 +136,17 @@ def _prompt_list(prompt: str | tuple[str | int | tuple[int, ...], ...]) -> list[
     return [part for part in prompt if not isinstance(part, int)]
 
 
-def _checked_ids(token_ids: tuple[int, ...], model: ServedModel) -> tuple[int, ...]:
+def checked_ids(token_ids: tuple[int, ...], model: ServedModel, param: str = "prompt") -> tuple[int, ...]:
+    """`token_ids`, when the model has a token for each.
+
+    Raises:
+        InvalidRequest: none at all, or one outside the vocabulary.
+    """
     if not token_ids:
-        raise InvalidRequest("a prompt of token ids must not be empty", param="prompt")
+        raise InvalidRequest("a prompt of token ids must not be empty", param=param)
     vocab_size = model.tokenizer.vocab_size
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        raise InvalidRequest(f"token ids must be in [0, {vocab_size})", param="prompt")
+        raise InvalidRequest(f"token ids must be in [0, {vocab_size})", param=param)
     return token_ids
 
 

@@ -1,0 +1,233 @@
+"""What P's and D's `main.py` put together alike: a loaded model with its cache, sampler and grammars.
+
+Owns: the order of loading. Called once per process, on a thread of its own: it takes seconds and may fail.
+Does not know: KV transfer, which role it is for.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.clock import Clock
+from common.config.engine import EngineConfig
+from common.engine.async_engine import AsyncEngine
+from common.engine.core import EngineCore
+from common.engine.kv_cache.storage import KvCacheStorage, KvShape
+from common.engine.model.loaded import LoadedModel
+from common.engine.model.loader import load_model
+from common.engine.ports import KVSink, KVSource
+from common.engine.sampling.processors.loading import build_processors, load_processors
+from common.engine.sampling.processors.processor import LogitsProcessor, ProcessorContext
+from common.engine.sampling.processors.thinking_budget import OutputMarkers
+from common.engine.sampling.raw import RawSampling, SamplingContext, SamplingLimits
+from common.engine.sampling.sampler import Sampler
+from common.engine.settings import CoreSettings, PullFailurePolicy
+from common.engine.structured_output.service import LocalGrammarService
+from common.engine.tokenizer import Tokenizer
+from common.serving.intake import Intake
+from common.serving.kv_intent import KvGate
+from common.serving.metrics import GrammarMetrics, engine_readings
+from common.serving.ports import KvControl, References
+from common.serving.respond import Responder
+from common.serving.sampling_fields import SamplingReader
+from common.serving.served_model import ServedModel
+from common.serving.shaping.reasoning import ReasoningTags, reasoning_tags
+from common.serving.shaping.tool_calls import ToolTags, tool_tags
+from common.serving.surface import Parts
+from common.telemetry.metrics import Metrics
+
+
+class EngineWake:
+    """The engine's `wake` for collaborators that are made before the engine. Any thread."""
+
+    def __init__(self) -> None:
+        self._wake: Callable[[], None] | None = None
+
+    def bind(self, wake: Callable[[], None]) -> None:
+        """From now on calls reach the engine; those before had nothing to wake."""
+        self._wake = wake
+
+    def __call__(self) -> None:
+        """Wake the engine."""
+        if self._wake is not None:
+            self._wake()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    """Everything of an engine but its way to other engines."""
+
+    config: EngineConfig
+    loaded: LoadedModel
+    storage: KvCacheStorage
+    settings: CoreSettings
+    grammars: LocalGrammarService
+    sampler: Sampler
+    processors: tuple[type[LogitsProcessor], ...]
+    model: ServedModel
+    clock: Clock
+    metrics: Metrics
+
+    @property
+    def grammar_rules(self) -> str:
+        """The grammar settings that P and D must share."""
+        grammar = self.config.grammar
+        return (
+            f"backend={grammar.backend};any_whitespace={not grammar.disable_any_whitespace};"
+            f"in_reasoning={grammar.enable_in_reasoning}"
+        )
+
+    def engine(self, *, source: KVSource | None = None, sink: KVSink | None = None) -> AsyncEngine:
+        """The engine, not started."""
+        core = EngineCore(
+            self.settings,
+            model=self.loaded.model,
+            kv_cache=self.storage,
+            sampler=self.sampler,
+            grammars=self.grammars,
+            clock=self.clock,
+            kv_source=source,
+            kv_sink=sink,
+        )
+        engine = AsyncEngine(core, self.clock, self.config.max_queued_requests)
+        self.metrics.add_source(engine_readings(engine.status))
+        return engine
+
+    def parts(
+        self,
+        engine: AsyncEngine,
+        *,
+        references: References | None = None,
+        kv_control: KvControl | None = None,
+    ) -> Parts:
+        """What the HTTP routes use; `references` makes it a D, `kv_control` a P."""
+        gate = KvGate(references, hands_off=kv_control is not None)
+        sampling = SamplingReader(self._sampling_context())
+        return Parts(
+            model=self.model,
+            kv=gate,
+            intake=Intake(self.model, sampling, self.grammars, self.clock),
+            responder=Responder(gate.guard(engine), self.model, self.metrics),
+            grammars=self.grammars,
+            clock=self.clock,
+            is_alive=lambda: engine.status().is_alive,
+            kv_control=kv_control,
+        )
+
+    def _sampling_context(self) -> SamplingContext:
+        recommended = self.loaded.generation
+        return SamplingContext(
+            tokenizer=self.loaded.tokenizer,
+            vocab_size=self.loaded.tokenizer.vocab_size,
+            max_model_len_tokens=self.settings.max_model_len_tokens,
+            has_thinking=self.model.reasoning is not None,
+            defaults=RawSampling(
+                temperature=recommended.temperature,
+                top_p=recommended.top_p,
+                top_k=recommended.top_k,
+                min_p=recommended.min_p,
+                repetition_penalty=recommended.repetition_penalty,
+                max_tokens=recommended.max_new_tokens,
+            ),
+            limits=SamplingLimits(max_logprobs=self.config.max_logprobs),
+            processors=self.processors,
+        )
+
+
+def load_engine(
+    config: EngineConfig, clock: Clock, metrics: Metrics, on_pull_failure: PullFailurePolicy = "recompute"
+) -> LoadedEngine:
+    """Load the model and allocate what serves it. Blocks for seconds.
+
+    Args:
+        config: the role's engine section.
+        clock: of timelines, caches, templates.
+        metrics: told about grammar compilations.
+        on_pull_failure: D's policy.
+
+    Raises:
+        StartupError: the model, the device, the pool or a processor cannot be had.
+    """
+    reasoning = reasoning_tags(config.reasoning_parser) if config.reasoning_parser else None
+    tools = tool_tags(config.tool_parser) if config.tool_parser else None
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    loaded = load_model(
+        Path(config.model), dtype=config.dtype, device=config.device, num_threads=config.num_threads, clock=clock
+    )
+    shape = KvShape(
+        num_layers=loaded.config.num_layers,
+        block_size=config.block_size,
+        num_kv_heads=loaded.config.num_kv_heads,
+        head_dim=loaded.config.head_dim,
+        dtype=loaded.model.dtype,
+    )
+    storage = KvCacheStorage.allocate(config, shape, loaded.model.device)
+    settings = CoreSettings.resolve(
+        config,
+        storage,
+        model_context_tokens=loaded.config.max_positions,
+        eos_token_ids=loaded.tokenizer.eos_token_ids,
+        on_pull_failure=on_pull_failure,
+    )
+    processors = load_processors(config.logits_processors)
+    return LoadedEngine(
+        config=config,
+        loaded=loaded,
+        storage=storage,
+        settings=settings,
+        grammars=LocalGrammarService(
+            loaded.tokenizer,
+            config.grammar,
+            clock,
+            logits_width=loaded.config.vocab_size,
+            pin_memory=loaded.model.device.type == "cuda",
+            observer=GrammarMetrics(metrics),
+        ),
+        sampler=_sampler(loaded, settings, processors, config, _markers(loaded.tokenizer, reasoning, tools)),
+        processors=processors,
+        model=ServedModel(
+            name=config.served_model_name,
+            root=config.model,
+            created_s=int(clock.wall_s()),
+            max_model_len_tokens=settings.max_model_len_tokens,
+            tokenizer=loaded.tokenizer,
+            chat_template=loaded.chat_template,
+            reasoning=reasoning,
+            tools=tools,
+            constraint_in_prompt=config.constraint_in_prompt,
+        ),
+        clock=clock,
+        metrics=metrics,
+    )
+
+
+def _sampler(
+    loaded: LoadedModel,
+    settings: CoreSettings,
+    processors: tuple[type[LogitsProcessor], ...],
+    config: EngineConfig,
+    markers: OutputMarkers | None,
+) -> Sampler:
+    width, device = loaded.config.vocab_size, loaded.model.device
+    context = ProcessorContext(vocab_size=width, max_rows=settings.max_num_seqs, device=device)
+    built = build_processors(processors, context)
+    return Sampler(width, settings.max_num_seqs, device, config.logprobs_mode, built, markers=markers)
+
+
+def _markers(tokenizer: Tokenizer, reasoning: ReasoningTags | None, tools: ToolTags | None) -> OutputMarkers | None:
+    """The tags as the tokenizer spells them; None for a model that does not think."""
+    if reasoning is None:
+        return None
+
+    def ids(tag: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(tag, add_special_tokens=False))
+
+    return OutputMarkers(
+        think_start=ids(reasoning.start),
+        think_end=ids(reasoning.end),
+        tool_start=ids(tools.start) if tools else (),
+        tool_end=ids(tools.end) if tools else (),
+    )

@@ -1,0 +1,164 @@
+"""The life of an engine process: read settings, bind, load, serve, drain; its exit codes.
+
+Owns: the order, the log line of each step, and what the last line on stderr says when it cannot start:
+config 2, anything else that stops the start 1. Does not know: roles; a role's `main.py` brings its own.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, Protocol
+
+import structlog
+import uvloop
+
+from common.errors import ConfigError, StartupError
+from common.serving.app import AppSettings, build_app
+from common.serving.server import HttpServer
+from common.serving.surface import Parts, Surface
+from common.tasks import wait_for_signal
+from common.telemetry.logging import Level, configure_logging
+from common.telemetry.metrics import Metrics
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """What every engine process needs.
+
+    Attributes:
+        role: `prefill` or `decode`.
+        host: to listen on.
+        port: to listen on; 0 lets the system choose.
+        max_body_bytes: larger bodies answer 413.
+        api_key: what clients must present; None lets everyone in.
+        drain_s: how long requests may finish after a signal.
+        log_json: log lines as JSON.
+        log_level: lowest level shown.
+    """
+
+    role: str
+    host: str
+    port: int
+    max_body_bytes: int
+    api_key: str | None
+    drain_s: float
+    log_json: bool
+    log_level: Level
+
+
+class RunningRole(Protocol):
+    """A loaded engine with everything around it."""
+
+    @property
+    def parts(self) -> Parts:
+        """What the routes use."""
+        ...
+
+    async def start(self) -> None:
+        """Start its threads; the running loop is the one its outputs go to."""
+        ...
+
+    async def close(self) -> None:
+        """End them. Requests that are still open end with an error."""
+        ...
+
+
+class Role(Protocol):
+    """A role as its `main.py` describes it."""
+
+    @property
+    def process(self) -> ProcessSettings:
+        """Its process."""
+        ...
+
+    def load(self, engine_id: str, port: int, metrics: Metrics) -> RunningRole:
+        """Build everything; blocks for seconds, called off the event loop. Raises `StartupError`."""
+        ...
+
+
+def run(program: str, argv: Sequence[str] | None, read: Callable[[str], Role]) -> int:
+    """Run one engine process; returns its exit code.
+
+    Args:
+        program: its name on the command line.
+        argv: arguments; None takes the process's own.
+        read: makes the role from the path of the config file. Raises `ConfigError`.
+    """
+    parser = argparse.ArgumentParser(prog=program)
+    parser.add_argument("--config", required=True, help="YAML file with the sections engine, prefill, decode")
+    options = parser.parse_args(argv)
+    try:
+        role = read(options.config)
+        configure_logging(role.process.role, role.process.log_json, role.process.log_level)
+        uvloop.run(_serve(role))
+    except ConfigError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        return 2
+    except StartupError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        return 1
+    return 0
+
+
+async def _serve(role: Role) -> None:
+    settings, surface, metrics = role.process, Surface(), Metrics()
+    engine_id = f"{settings.role}-{uuid.uuid4().hex[:12]}"
+    app_settings = AppSettings(
+        role=settings.role,
+        engine_id=engine_id,
+        max_body_bytes=settings.max_body_bytes,
+        api_key=settings.api_key,
+    )
+    server = HttpServer(build_app(surface, metrics, app_settings), settings.host, settings.port, settings.drain_s)
+    await server.start()
+    _log.info("engine.listening", host=settings.host, port=server.port, engine_id=engine_id)
+    try:
+        running = await _loaded(lambda: role.load(engine_id, server.port, metrics))
+        try:
+            await running.start()
+            surface.open(running.parts)
+            model = running.parts.model
+            _log.info("engine.ready", model=model.name, max_model_len_tokens=model.max_model_len_tokens)
+            signal = await wait_for_signal()
+            _log.info("engine.draining", signal=signal.name)
+            surface.drain()
+            await server.close()
+        finally:
+            await running.close()
+    finally:
+        await server.close()
+    _log.info("engine.stopped")
+
+
+async def _loaded(load: Callable[[], RunningRole]) -> RunningRole:
+    """Run `load` on a thread of its own; a signal meanwhile ends the process at once."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[RunningRole] = loop.create_future()
+
+    def work() -> None:
+        try:
+            loaded = load()
+        except BaseException as error:  # noqa: BLE001 - carried over to the event loop as it is
+            loop.call_soon_threadsafe(outcome.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(outcome.set_result, loaded)
+
+    Thread(target=work, name="load", daemon=True).start()
+    async with asyncio.TaskGroup() as group:
+        signalled = group.create_task(wait_for_signal())
+        first_of: set[asyncio.Future[Any]] = {signalled, outcome}
+        await asyncio.wait(first_of, return_when=asyncio.FIRST_COMPLETED)
+        if not outcome.done():
+            _log.info("engine.stopped", during="loading")
+            # Reading weights cannot be interrupted and holds nothing that needs to be given back.
+            sys.stderr.flush()
+            os._exit(0)
+        signalled.cancel()
+    return outcome.result()
