@@ -1,0 +1,176 @@
+"""Whatever the order of grammars, pulls, aborts, preemptions and failures: every request ends once, with the right
+tokens, no pull precedes its grammar, and nothing leaks."""
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from common.engine.ports import PullPlan, PullStatus
+from common.engine.request_state import FinishReason
+from common.engine.structured_output.grammar import CompileState
+from common.errors import ConstraintRejected
+from tests.support.fake_engine import FakeEngine, ask, greedy, make_engine
+from tests.support.fake_grammar import FakeTicket, up_to
+from tests.support.fake_kv import reference_to
+from tests.support.fake_model import EOS, continuation, next_token
+
+BLOCK_SIZE = 4
+
+
+@dataclass
+class Asked:
+    """What was asked, to know what must come out."""
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    num_choices: int
+    grammar_length: int | None
+    is_remote: bool
+    is_handoff: bool
+    ticket: FakeTicket | None = None
+    is_aborted: bool = False
+
+    def expected(self) -> list[int]:
+        if self.is_handoff:
+            return continuation(self.prompt, 1)
+        if self.grammar_length is None:
+            return continuation(self.prompt, self.max_tokens)
+        tokens: list[int] = []
+        while len(tokens) < min(self.max_tokens, self.grammar_length):
+            tokens.append(next_token(self.prompt + tokens) or 1)
+        return [*tokens, EOS] if len(tokens) < self.max_tokens else tokens
+
+
+class EngineUnderTrouble(RuleBasedStateMachine):
+    asked = Bundle("asked")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine: FakeEngine = make_engine(
+            num_blocks=14, block_size=BLOCK_SIZE, max_num_seqs=4, max_num_batched_tokens=6, auto=False
+        )
+        self.engine.source.before_pull = self._check_invariant
+        self.all: dict[str, Asked] = {}
+
+    def _check_invariant(self, plan: PullPlan) -> None:
+        asked = self.all[plan.request_id]
+        assert asked.ticket is None or asked.ticket.state is CompileState.READY, "a pull before its grammar"
+        assert plan.end_token == len(asked.prompt) - 1
+
+    @rule(
+        target=asked,
+        stem=st.integers(0, 2),
+        tail=st.lists(st.integers(1, 5), min_size=1, max_size=18),
+        max_tokens=st.integers(1, 9),
+        grammar_length=st.one_of(st.none(), st.integers(0, 9)),
+        kind=st.sampled_from(["local", "remote", "handoff", "choices", "remote choices"]),
+    )
+    def submit(self, stem: int, tail: list[int], max_tokens: int, grammar_length: int | None, kind: str) -> Asked:
+        prompt = [7 + stem] * 9 + tail
+        request_id = f"r{len(self.all)}"
+        asked = Asked(
+            request_id,
+            prompt,
+            max_tokens,
+            3 if "choices" in kind else 1,
+            None if kind == "handoff" else grammar_length,
+            "remote" in kind,
+            kind == "handoff",
+        )
+        self.all[request_id] = asked
+        request = ask(
+            request_id,
+            prompt,
+            greedy(max_tokens, n=asked.num_choices),
+            constraint=None if asked.grammar_length is None else up_to(asked.grammar_length),
+            reference=reference_to(prompt, BLOCK_SIZE, request_id=request_id) if asked.is_remote else None,
+            hand_off=asked.is_handoff,
+        )
+        ticket = self.engine.core.compile(request)
+        assert ticket is None or isinstance(ticket, FakeTicket)
+        asked.ticket = ticket
+        self.engine.core.add(request, ticket)
+        return asked
+
+    @rule(asked=asked, is_ok=st.booleans())
+    def settle_grammar(self, asked: Asked, is_ok: bool) -> None:
+        if asked.ticket is not None:
+            asked.ticket.settle(None if is_ok else ConstraintRejected("no"))
+
+    @rule(choice=st.integers(0, 99), status=st.sampled_from(PullStatus))
+    def settle_pull(self, choice: int, status: PullStatus) -> None:
+        running = sorted(self.engine.source.running)
+        if running:
+            self.engine.source.settle(running[choice % len(running)], status)
+
+    @rule(choice=st.integers(0, 99))
+    def release_lease(self, choice: int) -> None:
+        held = sorted(self.engine.sink.held)
+        if held:
+            self.engine.sink.release(held[choice % len(held)])
+
+    @rule(asked=consumes(asked))
+    def abort(self, asked: Asked) -> None:
+        asked.is_aborted = True
+        self.engine.core.abort(asked.request_id)
+
+    @rule(target=asked)
+    def let_go(self) -> object:
+        return multiple()
+
+    @rule()
+    def break_the_next_forward(self) -> None:
+        self.engine.model.fail_next = RuntimeError("the device is on fire")
+
+    @rule(num_steps=st.integers(1, 4))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.engine.step()
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        self.engine.core.kv.check_integrity()
+
+    def teardown(self) -> None:
+        engine = self.engine
+        for _ in range(300):
+            for ticket in engine.grammars.tickets:
+                ticket.settle()
+            for key in list(engine.source.running):
+                engine.source.settle(key)
+            for lease_id in list(engine.sink.held):
+                engine.sink.release(lease_id)
+            if not engine.step() and not engine.source.running and not engine.sink.released:
+                break
+        status = engine.core.status()
+        assert status.num_blocks_in_use == 0
+        assert status.num_leases_pinned == 0
+        assert status.num_running == status.num_waiting == status.num_preempted == status.num_draining == 0
+        for asked in self.all.values():
+            for index in range(asked.num_choices):
+                self._check_ending(asked, index)
+        assert not engine.core._choices
+
+    def _check_ending(self, asked: Asked, index: int) -> None:
+        finish, tokens = (
+            self.engine.answers.finish(asked.request_id, index),
+            self.engine.answers.tokens(asked.request_id, index),
+        )
+        expected = asked.expected()
+        assert finish is not None, f"{asked} never ended"
+        if finish is FinishReason.ABORTED:
+            assert asked.is_aborted
+        if finish in (FinishReason.ABORTED, FinishReason.ERROR):
+            assert tokens == expected[: len(tokens)]
+        else:
+            assert tokens == expected
+        if asked.is_remote:
+            was_pulled = any(plan.request_id == asked.request_id for plan in self.engine.source.plans)
+            assert was_pulled or asked.request_id in self.engine.source.abandoned
+
+
+EngineUnderTrouble.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEngineUnderTrouble = EngineUnderTrouble.TestCase
