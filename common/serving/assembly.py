@@ -152,19 +152,9 @@ def load_engine(
     """
     reasoning = reasoning_tags(config.reasoning_parser) if config.reasoning_parser else None
     tools = tool_tags(config.tool_parser) if config.tool_parser else None
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
-    loaded = load_model(
-        Path(config.model), dtype=config.dtype, device=config.device, num_threads=config.num_threads, clock=clock
-    )
-    shape = KvShape(
-        num_layers=loaded.config.num_layers,
-        block_size=config.block_size,
-        num_kv_heads=loaded.config.num_kv_heads,
-        head_dim=loaded.config.head_dim,
-        dtype=loaded.model.dtype,
-    )
-    storage = KvCacheStorage.allocate(config, shape, loaded.model.device)
+    processors = load_processors(config.logits_processors)
+    loaded = _load_model(config, clock)
+    storage = _allocate(config, loaded)
     settings = CoreSettings.resolve(
         config,
         storage,
@@ -172,35 +162,58 @@ def load_engine(
         eos_token_ids=loaded.tokenizer.eos_token_ids,
         on_pull_failure=on_pull_failure,
     )
-    processors = load_processors(config.logits_processors)
+    model = ServedModel(
+        name=config.served_model_name,
+        root=Path(config.model).name,
+        created_s=int(clock.wall_s()),
+        max_model_len_tokens=settings.max_model_len_tokens,
+        tokenizer=loaded.tokenizer,
+        chat_template=loaded.chat_template,
+        reasoning=reasoning,
+        tools=tools,
+        constraint_in_prompt=config.constraint_in_prompt,
+    )
     return LoadedEngine(
         config=config,
         loaded=loaded,
         storage=storage,
         settings=settings,
-        grammars=LocalGrammarService(
-            loaded.tokenizer,
-            config.grammar,
-            clock,
-            logits_width=loaded.config.vocab_size,
-            pin_memory=loaded.model.device.type == "cuda",
-            observer=GrammarMetrics(metrics),
-        ),
+        grammars=_grammars(config, loaded, clock, metrics),
         sampler=_sampler(loaded, settings, processors, config, _markers(loaded.tokenizer, reasoning, tools)),
         processors=processors,
-        model=ServedModel(
-            name=config.served_model_name,
-            root=config.model,
-            created_s=int(clock.wall_s()),
-            max_model_len_tokens=settings.max_model_len_tokens,
-            tokenizer=loaded.tokenizer,
-            chat_template=loaded.chat_template,
-            reasoning=reasoning,
-            tools=tools,
-            constraint_in_prompt=config.constraint_in_prompt,
-        ),
+        model=model,
         clock=clock,
         metrics=metrics,
+    )
+
+
+def _load_model(config: EngineConfig, clock: Clock) -> LoadedModel:
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    return load_model(
+        Path(config.model), dtype=config.dtype, device=config.device, num_threads=config.num_threads, clock=clock
+    )
+
+
+def _allocate(config: EngineConfig, loaded: LoadedModel) -> KvCacheStorage:
+    shape = KvShape(
+        num_layers=loaded.config.num_layers,
+        block_size=config.block_size,
+        num_kv_heads=loaded.config.num_kv_heads,
+        head_dim=loaded.config.head_dim,
+        dtype=loaded.model.dtype,
+    )
+    return KvCacheStorage.allocate(config, shape, loaded.model.device)
+
+
+def _grammars(config: EngineConfig, loaded: LoadedModel, clock: Clock, metrics: Metrics) -> LocalGrammarService:
+    return LocalGrammarService(
+        loaded.tokenizer,
+        config.grammar,
+        clock,
+        logits_width=loaded.config.vocab_size,
+        pin_memory=loaded.model.device.type == "cuda",
+        observer=GrammarMetrics(metrics),
     )
 
 
