@@ -14,24 +14,32 @@ def penalised(
     logits: Row, params: SamplingParams, prompt: Sequence[int], output: Sequence[int], stop_ids: frozenset[int]
 ) -> Row:
     """Logits that greedy sampling sees."""
-    row = logits.astype(np.float64).copy()
+    row = _masked(logits.astype(np.float64), params, output, stop_ids)
+    for token, bias in params.logit_bias:
+        row[token] += bias
+    for token in {*prompt, *output}:
+        row[token] = (
+            row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+        )
+    for token in set(output):
+        row[token] -= params.frequency_penalty * list(output).count(token) + params.presence_penalty
+    return row
+
+
+def _masked(row: Row, params: SamplingParams, output: Sequence[int], stop_ids: frozenset[int]) -> Row:
+    """-inf wherever a token is forbidden."""
+    row = row.copy()
     if params.allowed_token_ids is not None:
         for token in range(len(row)):
             if token not in params.allowed_token_ids:
                 row[token] = -np.inf
     for word in params.bad_words_token_ids:
         prefix = list(word[:-1])
-        if not prefix or list(output[len(output) - len(prefix) :]) == prefix and len(output) >= len(prefix):
+        if not prefix or (list(output[len(output) - len(prefix) :]) == prefix and len(output) >= len(prefix)):
             row[word[-1]] = -np.inf
     if len(output) < params.min_tokens:
         for token in stop_ids:
             row[token] = -np.inf
-    for token, bias in params.logit_bias:
-        row[token] += bias
-    for token in {*prompt, *output}:
-        row[token] = row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
-    for token in set(output):
-        row[token] -= params.frequency_penalty * list(output).count(token) + params.presence_penalty
     return row
 
 

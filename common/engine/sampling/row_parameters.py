@@ -14,7 +14,7 @@ import torch
 from common.engine.sampling.batch_state import AddedRow, IntArray
 from common.engine.sampling.params import SamplingParams
 from common.engine.sampling.processors.top_k_top_p import Cuts
-from common.engine.sampling.random import signed64
+from common.engine.sampling.random import Keys, mix64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class StepPlan:
         persistent: persistent row of each logits row, length R.
         host_rows: the same, int64 [R].
         index: the same, int64 [R] on the device.
-        seeds: int64 [R] on the device.
+        seed_keys: `mix64` of each row's seed, uint64 [R], host.
         greedy: bool [R] on the device; `any_greedy` and `all_greedy` say it on the host.
         temperature: float32 [R, 1], 1.0 for greedy rows; None when all are 1.0.
         cut_rows: logits rows with min_p, top_k or top_p, int64 on the device; None means all of them.
@@ -45,7 +45,7 @@ class StepPlan:
     persistent: tuple[int, ...]
     host_rows: IntArray
     index: torch.Tensor
-    seeds: torch.Tensor
+    seed_keys: Keys
     greedy: torch.Tensor
     any_greedy: bool
     all_greedy: bool
@@ -72,7 +72,7 @@ class RowParameters:
         self._top_k: IntArray = np.full(max_rows, vocab_size, dtype=np.int64)
         self._top_p: npt.NDArray[np.float64] = np.ones(max_rows)
         self._min_p: npt.NDArray[np.float64] = np.zeros(max_rows)
-        self._seed: IntArray = np.zeros(max_rows, dtype=np.int64)
+        self._seed_key: Keys = np.zeros(max_rows, dtype=np.uint64)
         self._num_outputs: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._logprobs: list[LogprobRequest | None] = [None] * max_rows
 
@@ -83,13 +83,13 @@ class RowParameters:
         self._top_k[row] = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
-        self._seed[row] = signed64(added.seed)
+        self._seed_key[row] = mix64(added.seed)
         self._num_outputs[row] = len(added.output_token_ids)
         self._logprobs[row] = self._logprob_request(params)
 
     def move(self, source: int, target: int) -> None:
         """Copy `source` to `target`."""
-        arrays = (self._temperature, self._top_k, self._top_p, self._min_p, self._seed, self._num_outputs)
+        arrays = (self._temperature, self._top_k, self._top_p, self._min_p, self._seed_key, self._num_outputs)
         for array in arrays:
             array[target] = array[source]
         self._logprobs[target] = self._logprobs[source]
@@ -116,7 +116,7 @@ class RowParameters:
             persistent=tuple(rows),
             host_rows=host,
             index=self._to_device(host),
-            seeds=self._to_device(self._seed[host]),
+            seed_keys=self._seed_key[host],
             greedy=self._to_device(greedy),
             any_greedy=bool(greedy.any()),
             all_greedy=bool(greedy.all()),

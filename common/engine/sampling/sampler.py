@@ -180,8 +180,7 @@ class Sampler:
             return logits, best, usable
         keep = plan.logprob_rows is not None and self._mode.startswith("processed")
         logits, weights = self._pipeline.weigh(logits, rows, plan, keep_logits=keep)
-        keys = row_keys(plan.seeds, torch.from_numpy(rows.positions).to(self._device))
-        drawn, drawable = race(weights, keys)
+        drawn, drawable = race(weights, row_keys(plan.seed_keys, rows.positions))
         if best is None or usable is None:
             return logits, drawn, drawable
         return logits, torch.where(plan.greedy, best, drawn), torch.where(plan.greedy, usable, drawable)

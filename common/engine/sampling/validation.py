@@ -53,7 +53,7 @@ def _or(value: ValueT | None, default: ValueT) -> ValueT:
 
 def _refuse_what_is_not_offered(raw: RawSampling) -> None:
     if raw.use_beam_search:
-        raise InvalidRequest("beam search is not offered; use n with temperature > 0", "use_beam_search")
+        raise InvalidRequest("use_beam_search is not offered; use n with temperature > 0", "use_beam_search")
     if raw.best_of is not None and raw.best_of != _or(raw.n, 1):
         raise InvalidRequest("best_of is not offered beside n: every choice that is computed is returned", "best_of")
     if raw.detokenize is False:

@@ -97,7 +97,7 @@ def test_drawn_tokens_follow_the_processed_distribution(vocab_size, params):
     rng = np.random.default_rng(8)
     logits = rng.normal(0, 2, vocab_size).astype(np.float32)
     prompt, output = (1, 2, 3), (3, 4, 4)
-    num_rows, rounds = 400, 15
+    num_rows, rounds = 300, 10
     sampler = Sampler(vocab_size, num_rows, CPU)
     counts = np.zeros(vocab_size)
     for number in range(rounds):
@@ -117,7 +117,7 @@ def test_successive_positions_of_one_seed_are_independent_draws():
     sampler = sampler_of(SamplingParams(max_tokens=20000), vocab_size=8)
     logits = torch.zeros(1, 8)
     tokens = []
-    for _ in range(4000):
+    for _ in range(3000):
         tokens.append(sampler.sample(logits.clone(), [0]).token_ids[0])
         sampler.record([0], tokens[-1:])
     pairs = np.bincount(np.array(tokens[:-1]) * 8 + tokens[1:], minlength=64)
