@@ -1,6 +1,7 @@
 """The engines' HTTP server over real sockets with a scripted engine behind it: no model, no step loop."""
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -75,12 +76,14 @@ class ScriptedEngine:
     refuses: PDError | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     left: list[RequestId] = field(default_factory=list)
-    left_one: asyncio.Event = field(default_factory=asyncio.Event)
+    arrivals: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    departures: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     def submit(self, request: GenerateRequest) -> "ScriptedStream":
         if self.refuses is not None:
             raise self.refuses
         self.requests.append(request)
+        self.arrivals.release()
         for event in (Event.ADMITTED, Event.SCHEDULED):
             self.clock.advance(0.25)
             request.timeline.mark(event)
@@ -146,7 +149,7 @@ class ScriptedStream:
     async def __aexit__(self, *_: object) -> None:
         if self._deltas:
             self._engine.left.append(self._request.request_id)
-            self._engine.left_one.set()
+            self._engine.departures.release()
 
     async def next(self) -> TokenDelta:
         if self._num_given and self._engine.gate is not None:
@@ -234,19 +237,20 @@ class Rig:
     kv_control: RecordingKvControl
 
     async def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> "Answered":
-        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        # A file object: the client warns of large bodies given as bytes.
+        data = io.BytesIO(body if isinstance(body, bytes) else msgspec.json.encode(body))
         async with self.session.post(self.url + path, data=data, headers=headers) as response:
-            return Answered(response.status, dict(response.headers), await response.read())
+            return Answered(response.status, response.headers, await response.read())
 
     async def get(self, path: str) -> "Answered":
         async with self.session.get(self.url + path) as response:
-            return Answered(response.status, dict(response.headers), await response.read())
+            return Answered(response.status, response.headers, await response.read())
 
 
 @dataclass(frozen=True)
 class Answered:
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: bytes
 
     @property
