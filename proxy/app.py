@@ -4,8 +4,9 @@ Owns: the routes and the mapping request → `Call`. Does not know: what happens
 """
 
 import asyncio
+import itertools
+import secrets
 from collections.abc import Awaitable, Callable
-from uuid import uuid4
 
 import msgspec
 import structlog
@@ -50,6 +51,8 @@ class ProxyApp:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._id_prefix = f"req-{secrets.token_hex(8)}-"
+        self._id_numbers = itertools.count(1)
         self._fixed_headers = {"Content-Type": _JSON}
         if services.config.engine_api_key is not None:
             self._fixed_headers["Authorization"] = f"Bearer {services.config.engine_api_key}"
@@ -89,7 +92,7 @@ class ProxyApp:
     async def _generate(self, request: web.BaseRequest) -> web.StreamResponse:
         services = self._services
         received_s = services.clock.now_s()
-        request_id = request.headers.get(REQUEST_ID) or f"req-{uuid4().hex}"
+        request_id = request.headers.get(REQUEST_ID) or self._new_id()
         call = make_call(
             request.path,
             await self._read(request),
@@ -109,6 +112,10 @@ class ProxyApp:
         if client.response is None:
             raise RuntimeError("a journey ended without an answer")
         return client.response
+
+    def _new_id(self) -> str:
+        """Unique among all proxies and over restarts."""
+        return f"{self._id_prefix}{next(self._id_numbers)}"
 
     async def _read(self, request: web.BaseRequest) -> bytes:
         if (request.content_length or 0) > self._services.config.max_body_bytes:
@@ -139,7 +146,7 @@ class ProxyApp:
         for role in (Role.PREFILL, Role.DECODE):
             worker = next(iter(self._services.fleet.routable(role)), None)
             if worker is not None:
-                headers = self._leg_headers(request, request.headers.get(REQUEST_ID) or f"req-{uuid4().hex}")
+                headers = self._leg_headers(request, request.headers.get(REQUEST_ID) or self._new_id())
                 limit_s = self._services.config.timeouts.first_token_s
                 deadline = Deadline.after(self._services.clock, limit_s)
                 leg = self._services.upstream.ask(worker, request.path, body, headers)

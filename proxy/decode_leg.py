@@ -13,7 +13,7 @@ from common.wire import timing
 from proxy.call import Call
 from proxy.fleet.worker import Worker
 from proxy.leg_bodies import decode_body
-from proxy.services import Services, bounded
+from proxy.services import TIMING_HEADER, Services, bounded
 from proxy.upstream import Answer, EngineRefused, OpenAnswer
 
 _TRUE = b"true"
@@ -55,7 +55,7 @@ async def _begin(call: Call, body: bytes, worker: Worker, services: Services, he
     held.callback(answer.close)
     if answer.status >= 400:
         raise EngineRefused(worker, Answer(answer.status, answer.headers, await answer.read_all()))
-    is_stream = answer.headers.get("Content-Type", "").startswith(sse.CONTENT_TYPE)
+    is_stream = answer.headers.get("content-type", "").startswith(sse.CONTENT_TYPE)
     first = await (answer.read_some() if is_stream else answer.read_all())
-    stages_s = timing.decode(answer.headers.get(timing.HEADER))
+    stages_s = timing.decode(answer.headers.get(TIMING_HEADER))
     return Started(answer=answer, first=first, is_stream=is_stream, stages_s=stages_s)

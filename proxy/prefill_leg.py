@@ -15,7 +15,7 @@ from common.wire import timing
 from proxy.call import NULL, Call
 from proxy.fleet.worker import Worker
 from proxy.leg_bodies import prefill_body
-from proxy.services import Services, bounded
+from proxy.services import TIMING_HEADER, Services, bounded
 
 RELEASE_PATH = "/kv/release"
 
@@ -62,7 +62,7 @@ async def prefill(call: Call, worker: Worker, services: Services) -> Prefilled:
         kv_params = bytes(_answer.decode(answer.body).kv_transfer_params)
     except msgspec.MsgspecError as error:
         raise UpstreamBroken("the prefill engine's answer is no JSON object") from error
-    stages_s = timing.decode(answer.headers.get(timing.HEADER))
+    stages_s = timing.decode(answer.headers.get(TIMING_HEADER))
     return Prefilled(worker=worker, kv_params=None if kv_params == NULL else kv_params, stages_s=stages_s)
 
 

@@ -58,7 +58,7 @@ class HttpClient:
         headers = {
             REQUEST_ID: self._call.request_id,
             timing.HEADER: timing.encode({name: s for name, s in breakdown.stages_s.items() if s > 0}),
-            "Content-Type": started.answer.headers.get("Content-Type", "application/json"),
+            "Content-Type": started.answer.headers.get("content-type", "application/json"),
         }
         timeline = to_json(breakdown, notes) if self._call.wants_timeline else None
         if not started.is_stream:
@@ -84,7 +84,7 @@ class HttpClient:
             # Everything the client waits for is through; that the connection then broke is no business of its.
             if not tail.is_done:
                 await self._break_off(response, tail, error)
-        await response.write_eof()
+            await response.write_eof()
 
     async def _pump(
         self,
@@ -99,17 +99,18 @@ class HttpClient:
         chunk = started.first
         while chunk:
             out = passing.push(chunk)
+            tail.push(out)
+            if started.answer.is_at_end:
+                # The last bytes and the end of the body leave in one piece.
+                await response.write_eof(out + passing.end())
+                return
             if out:
-                tail.push(out)
                 await response.write(out)
             if now() - renewed > _RENEW_IDLE_S:
                 renewed = now()
                 scope.reschedule(renewed + self._stream_idle_s)
             chunk = await started.answer.read_some()
-        rest = passing.end()
-        if rest:
-            tail.push(rest)
-            await response.write(rest)
+        await response.write_eof(passing.end())
 
     async def _break_off(self, response: web.StreamResponse, tail: sse.StreamTail, error: UpstreamError) -> None:
         """Tell the client in the form of its stream that there is no more to come, and close.
@@ -190,5 +191,5 @@ def with_timeline(body: bytes, timeline: bytes) -> bytes:
 
 def passed_through(answer: Answer) -> web.Response:
     """An engine's complete answer as it came, with the headers that mean something to a client."""
-    kept = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
+    kept = {name: value for name in _KEPT_HEADERS if (value := answer.headers.get(name.lower())) is not None}
     return web.Response(status=answer.status, body=answer.body, headers=kept)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from common.clock import Clock, Deadline
 from common.errors import UpstreamTimeout
 from common.tasks import Supervisor
+from common.wire import timing
 from proxy.admission import Admission
 from proxy.call import Call
 from proxy.config import ProxyConfig
@@ -22,6 +23,9 @@ from proxy.routing.policy import RoutingPolicy
 from proxy.upstream import Upstream
 
 T = TypeVar("T")
+
+TIMING_HEADER = timing.HEADER.lower()
+"""As the client of the engines spells header names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

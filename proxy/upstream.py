@@ -1,23 +1,16 @@
 """The only HTTP client: sends legs to engines and maps whatever goes wrong to our own errors.
 
-Owns: connections, their reuse, the mapping of client exceptions. Does not know: bodies, retries, deadlines.
+Owns: what a request to an engine looks like, the mapping of connection errors. Does not know: retries, deadlines.
 """
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-import aiohttp
-from multidict import CIMultiDictProxy
-
-from common.errors import UpstreamBroken, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from common.errors import UpstreamBroken, UpstreamError, UpstreamUnreachable
 from proxy.fleet.worker import Worker
-
-_READ_BUFFER_BYTES = 256 << 10
-_LARGE_BODY_BYTES = 512 << 10
-# Compression between machines of one rack costs more than it saves, and relayed bytes must stay as they are.
-_NO_AUTO_HEADERS = ("Accept-Encoding", "Accept", "User-Agent")
+from proxy.http1.connection import Broken, Connection
+from proxy.http1.pool import Pool, Unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +19,7 @@ class Answer:
 
     Attributes:
         status: HTTP status.
-        headers: as received, case-insensitive.
+        headers: as received, names in lower case.
         body: all of it.
     """
 
@@ -46,11 +39,19 @@ class EngineRefused(UpstreamError):
 class OpenAnswer:
     """An answer whose head has arrived and whose body is still on its way; its owner must `close` it."""
 
-    def __init__(self, worker: Worker, response: aiohttp.ClientResponse) -> None:
+    __slots__ = ("_connection", "_pool", "_worker", "headers", "status")
+
+    def __init__(self, worker: Worker, connection: Connection, pool: Pool) -> None:
         self._worker = worker
-        self._response = response
-        self.status = response.status
-        self.headers: CIMultiDictProxy[str] = response.headers
+        self._connection: Connection | None = connection
+        self._pool = pool
+        self.status = connection.status
+        self.headers: Mapping[str, str] = connection.headers
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether everything has been read, so that `read_some` would say so without waiting."""
+        return self._connection is None or self._connection.is_at_end
 
     async def read_some(self) -> bytes:
         """Whatever has arrived, at least one byte; empty at the end.
@@ -58,10 +59,12 @@ class OpenAnswer:
         Raises:
             UpstreamBroken: the engine went away in the middle.
         """
+        if self._connection is None:
+            return b""
         try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise _mapped(self._worker, error) from error
+            return await self._connection.read_some()
+        except Broken as error:
+            raise _broken(self._worker) from error
 
     async def read_all(self) -> bytes:
         """The rest of the body.
@@ -69,14 +72,16 @@ class OpenAnswer:
         Raises:
             UpstreamBroken: the engine went away in the middle.
         """
-        try:
-            return await self._response.read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise _mapped(self._worker, error) from error
+        pieces = []
+        while not self.is_at_end:
+            pieces.append(await self.read_some())
+        return b"".join(pieces)
 
     def close(self) -> None:
         """Give the connection back if the body was read to its end, else drop it, which tells the engine to stop."""
-        self._response.release()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.give_back(self._worker.origin, connection)
 
 
 class Upstream:
@@ -88,40 +93,27 @@ class Upstream:
     """
 
     def __init__(self, *, connect_s: float, keepalive_s: float) -> None:
-        self._connect_s = connect_s
-        self._keepalive_s = keepalive_s
-        self._session: aiohttp.ClientSession | None = None
+        self._pool = Pool(connect_s=connect_s, keepalive_s=keepalive_s)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive_s, ttl_dns_cache=10),
-            # Deadlines belong to the callers; a connection is the one wait they cannot see.
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=_NO_AUTO_HEADERS,
-            read_bufsize=_READ_BUFFER_BYTES,
-            trust_env=False,
-        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        self._pool.close()
 
     async def send(self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str]) -> OpenAnswer:
         """POST `body` and wait for the head of the answer.
 
         Raises:
-            UpstreamUnreachable: no connection.
-            UpstreamTimeout: connecting took too long.
+            UpstreamUnreachable: no connection in time.
             UpstreamBroken: the connection ended before an answer began.
         """
-        return await self._open("POST", worker, path, body, headers)
+        head = _head("POST", worker, path, headers)
+        return await self._exchange(worker, b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
 
     async def ask(self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """POST `body` and wait for the whole answer; raises as `send`."""
-        return await self._whole(await self.send(worker, path, body, headers))
+        return await _whole(await self.send(worker, path, body, headers))
 
     async def ask_ok(self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """As `ask`, for callers who want a success.
@@ -136,37 +128,31 @@ class Upstream:
 
     async def get(self, worker: Worker, path: str, headers: Mapping[str, str]) -> Answer:
         """GET `path` and wait for the whole answer; raises as `send`."""
-        return await self._whole(await self._open("GET", worker, path, None, headers))
+        return await _whole(await self._exchange(worker, _head("GET", worker, path, headers) + b"\r\n"))
 
-    async def _open(
-        self, method: str, worker: Worker, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> OpenAnswer:
-        if self._session is None:
-            raise RuntimeError("the client is used outside its context")
-        # aiohttp writes bytes in one go and a file in pieces; a large body must not hold up everyone else.
-        data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY_BYTES else body
+    async def _exchange(self, worker: Worker, request: bytes) -> OpenAnswer:
         try:
-            response = await self._session.request(
-                method, worker.url(path), data=data, headers=headers, allow_redirects=False
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            raise _mapped(worker, error) from error
-        return OpenAnswer(worker, response)
-
-    async def _whole(self, answer: OpenAnswer) -> Answer:
-        try:
-            return Answer(answer.status, answer.headers, await answer.read_all())
-        finally:
-            answer.close()
+            connection = await self._pool.exchange(worker.origin, request)
+        except Unreachable as error:
+            raise UpstreamUnreachable(f"the {worker.role.value} engine is not reachable") from error
+        except Broken as error:
+            raise _broken(worker) from error
+        return OpenAnswer(worker, connection, self._pool)
 
 
-def _mapped(worker: Worker, error: Exception) -> UpstreamError:
-    """Our error for the client's; the engine is named by role only, addresses stay inside."""
-    name = f"the {worker.role.value} engine"
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return UpstreamUnreachable(f"{name} did not accept a connection in time")
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return UpstreamUnreachable(f"{name} is not reachable")
-    if isinstance(error, TimeoutError):
-        return UpstreamTimeout(f"{name} did not answer in time")
-    return UpstreamBroken(f"{name} broke off its answer")
+def _head(method: str, worker: Worker, path: str, headers: Mapping[str, str]) -> bytes:
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+    head = f"{method} {worker.prefix}{path} HTTP/1.1\r\nHost: {worker.name}\r\n{''.join(lines)}"
+    return head.encode("utf-8", "surrogateescape")
+
+
+async def _whole(answer: OpenAnswer) -> Answer:
+    try:
+        return Answer(answer.status, answer.headers, await answer.read_all())
+    finally:
+        answer.close()
+
+
+def _broken(worker: Worker) -> UpstreamBroken:
+    """Engines are named by role only: addresses stay inside."""
+    return UpstreamBroken(f"the {worker.role.value} engine broke off its answer")

@@ -5,14 +5,15 @@ Does not know: HTTP, probing, how it gets chosen.
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-
-from yarl import URL
+from urllib.parse import urlsplit
 
 from common.state_machine import Transitions
 from proxy.fleet.breaker import Breaker
+from proxy.http1.pool import Origin
 
 
 class Role(Enum):
@@ -54,15 +55,18 @@ class Worker:
 
     def __init__(self, role: Role, url: str, breaker: Breaker, on_move: Callable[[], None] = lambda: None) -> None:
         self.role = role
-        self.base = URL(url.rstrip("/"))
-        self.name = self.base.authority
+        parts = urlsplit(url)
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self.url = url.rstrip("/")
+        self.name = parts.netloc
+        self.prefix = parts.path.rstrip("/")
+        self.origin = Origin(parts.hostname or "", parts.port or (80 if tls is None else 443), tls)
         self.breaker = breaker
         self.state = WorkerState.STARTING
         self.num_legs = 0
         self.outstanding_bytes = 0
         self.models: tuple[bytes, ...] = ()
         self._on_move = on_move
-        self._urls: dict[str, URL] = {}
         self._waiting: set[asyncio.Timeout] = set()
 
     @property
@@ -83,15 +87,6 @@ class Worker:
                 if not scope.expired():
                     scope.reschedule(0.0)
         self._on_move()
-
-    def url(self, path: str) -> URL:
-        """Absolute URL of `path` on this engine."""
-        found = self._urls.get(path)
-        if found is None:
-            if len(self._urls) > 64:
-                self._urls.clear()
-            found = self._urls[path] = self.base.joinpath(path.lstrip("/"))
-        return found
 
     @contextmanager
     def carrying(self, num_bytes: int) -> Iterator[None]:
