@@ -38,6 +38,15 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread():
+    """Two that wait for each other on a busy machine take many times as long as one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def checkpoint():
     return read_checkpoint(MODEL)
