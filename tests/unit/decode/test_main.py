@@ -1,0 +1,53 @@
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.telemetry.metrics import Metrics
+from decode.main import kv_readings, main, read_role
+from kv_transfer.interface import FailureCause
+from kv_transfer.stats import ConsumerStats, HistogramValue
+
+
+def write(path: Path, text: str) -> str:
+    file = path / "pd.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_settings_come_from_the_role_s_own_section(tmp_path: Path):
+    role = read_role(write(tmp_path, "engine: {model: m.gguf}\ndecode: {port: 9}\n"))
+    assert (role.process.role, role.process.port) == ("decode", 9)
+
+
+def test_unsigned_references_stay_on_this_machine(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"decode\.host.*secret"):
+        read_role(write(tmp_path, "engine: {model: m.gguf}\ndecode: {host: 0.0.0.0}\n"))
+
+
+def test_a_wrong_policy_names_what_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["--config", write(tmp_path, "engine: {model: m}\ndecode: {on_pull_failure: shrug}\n")]) == 2
+    assert "on_pull_failure" in capsys.readouterr().err
+
+
+def test_pulls_are_shown_with_their_histogram():
+    stats = ConsumerStats(
+        pulls_done=3,
+        pulls_cancelled=0,
+        pulls_failed={FailureCause.TIMEOUT: 1},
+        pulls_running=0,
+        expected=0,
+        bytes_pulled=4096,
+        descriptors=1,
+        pull_seconds=HistogramValue(bounds=(0.1, 0.2), counts=(1, 1, 1), total=0.75),
+        handshakes=1,
+        handshake_failures=0,
+        peers_ready=1,
+    )
+    registry = Metrics()
+    registry.add_source(kv_readings(lambda: stats))
+    text = registry.render().decode()
+    assert 'pd_kv_pull_seconds_bucket{le="0.2"} 2.0' in text
+    assert 'pd_kv_pull_seconds_bucket{le="+Inf"} 3.0' in text
+    assert "pd_kv_pull_bytes_total 4096.0" in text
+    assert 'pd_kv_pull_failures_total{cause="timeout"} 1.0' in text

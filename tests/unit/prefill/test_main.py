@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.telemetry.metrics import Metrics
+from kv_transfer.interface import ReleaseCause
+from kv_transfer.stats import ProducerStats
+from prefill.main import kv_readings, main, read_role
+
+
+def write(path: Path, text: str) -> str:
+    file = path / "pd.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_settings_come_from_the_role_s_own_section(tmp_path: Path):
+    role = read_role(write(tmp_path, "engine: {model: m.gguf}\nprefill: {port: 9, drain_s: 3}\ndecode: {port: 8}\n"))
+    assert (role.process.role, role.process.port, role.process.drain_s) == ("prefill", 9, 3.0)
+
+
+@pytest.mark.parametrize("key", ["host", "advertised_host"])
+def test_unsigned_references_stay_on_this_machine(tmp_path: Path, key: str):
+    with pytest.raises(ConfigError, match=f"prefill.{key}.*secret"):
+        read_role(write(tmp_path, f"engine: {{model: m.gguf}}\nprefill: {{{key}: 10.0.0.1}}\n"))
+
+
+def test_with_a_secret_other_machines_may_come(tmp_path: Path):
+    (tmp_path / "secret").write_text("sixteen or more bytes")
+    text = f"engine: {{model: m.gguf}}\nprefill: {{host: 0.0.0.0, secret_file: {tmp_path / 'secret'}}}\n"
+    assert read_role(write(tmp_path, text)).process.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("prefill: {prot: 1}", "prot"), ("prefil: {}", "prefil"), ("engine: {}", "model"), ("[", "YAML")]
+)
+def test_a_wrong_config_is_exit_2_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, word: str
+):
+    path = write(tmp_path, text)
+    assert main(["--config", path]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"pd-prefill: {path}")
+    assert word in line
+
+
+def test_leases_are_shown_by_how_they_ended():
+    stats = ProducerStats(
+        leases_held=2, leases_released={ReleaseCause.READ: 3}, late_notifications=0, unreadable_notifications=0
+    )
+    registry = Metrics()
+    registry.add_source(kv_readings(lambda: stats))
+    text = registry.render().decode()
+    assert "pd_leases_held 2.0" in text
+    assert 'pd_leases_released_total{cause="read"} 3.0' in text
