@@ -5,6 +5,7 @@ Owns: sockets and time limits of the handshake. Does not know: what the messages
 
 import http.client
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,15 +53,13 @@ class HttpHandshakeClient:
 
 
 def _visit(address: PeerAddress, visit: HandshakeVisit, timeout_s: float) -> Answer:
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
     try:
-        visit.judge_offer(_exchange(connection, "GET", None))
-        return visit.judge_answer(_exchange(connection, "POST", visit.hello()))
+        with closing(http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)) as connection:
+            visit.judge_offer(_exchange(connection, "GET", None))
+            return visit.judge_answer(_exchange(connection, "POST", visit.hello()))
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a host name that is none
         message = f"no handshake with {address.host}:{address.port}: {type(error).__name__} {error}"
         raise HandshakeFailed(message) from error
-    finally:
-        connection.close()
 
 
 def _exchange(connection: http.client.HTTPConnection, method: str, body: bytes | None) -> HttpReply:

@@ -1,7 +1,7 @@
 """A transport inside one process, shipped for tests: real copies between real addresses, with delays and faults.
 
-Owns: a fabric of agents that see each other's registered memory. Reads copy when they complete, never earlier, so a
-block that is given away too soon is overwritten here as it would be on a wire.
+Owns: a fabric of agents that see each other's registered memory. Reads copy when they complete, never earlier, and
+also when nobody asks for them any more: a block that is given away too soon is overwritten, as it would be on a wire.
 Does not know: leases, requests.
 """
 
@@ -25,12 +25,14 @@ class Faults:
 
     Attributes:
         read_delay_s: a read completes this long after it was posted.
+        delays_from_bytes: smaller reads are not delayed.
         dead: agents whose reads and notifications fail as disconnected.
         stalled: agents whose reads neither complete nor fail.
         loses_messages: notifications vanish.
     """
 
     read_delay_s: float = 0.0
+    delays_from_bytes: int = 0
     dead: set[str] = field(default_factory=set)
     stalled: set[str] = field(default_factory=set)
     loses_messages: bool = False
@@ -54,6 +56,12 @@ class MemoryFabric:
         self.faults = Faults()
         self.reads: list[ReadRecord] = []
         self.agents: dict[str, MemoryBackend] = {}
+        self.in_flight: list[_MemoryRead] = []
+
+    def progress(self) -> None:
+        """Complete every read whose time has come."""
+        for read in tuple(self.in_flight):
+            read.land()
 
 
 class MemoryBackend:
@@ -109,7 +117,9 @@ class MemoryBackend:
         if not np.array_equal(local.lengths, remote.lengths):
             raise TransferError("local and remote ranges differ in length")
         self._fabric.reads.append(ReadRecord(self._name, peer, local.num_bytes, len(local)))
-        return _MemoryRead(self, self._fabric, peer, local, remote)
+        read = _MemoryRead(self, self._fabric, peer, local, remote)
+        self._fabric.in_flight.append(read)
+        return read
 
     def notify(self, peer: str, payload: bytes) -> None:
         """Into the peer's inbox."""
@@ -120,7 +130,8 @@ class MemoryBackend:
             self._fabric.agents[peer]._inbox.append(Message(self._name, payload))  # same class
 
     def messages(self) -> Sequence[Message]:
-        """Empty the inbox."""
+        """Empty the inbox; lets reads in flight land."""
+        self._fabric.progress()
         messages = list(self._inbox)
         self._inbox.clear()
         return messages
@@ -160,25 +171,35 @@ class _MemoryRead:
         self._fabric = fabric
         self._peer = peer
         self._local, self._remote = local, remote
-        self._ready_at_s = fabric.clock.now_s() + fabric.faults.read_delay_s
+        is_delayed = local.num_bytes >= fabric.faults.delays_from_bytes
+        self._ready_at_s = fabric.clock.now_s() + (fabric.faults.read_delay_s if is_delayed else 0.0)
         self._is_done = False
+        self._error: TransferError | None = None
 
     def is_done(self) -> bool:
-        """Copy once the delay has passed."""
-        if self._is_done:
-            return True
+        """Whether it has landed."""
+        self.land()
+        if self._error is not None:
+            raise self._error
+        return self._is_done
+
+    def land(self) -> None:
+        """Copy or fail if the time has come; once."""
+        if self._is_done or self._error is not None:
+            return
         owner = self._fabric.agents.get(self._peer)
         if owner is None or self._peer in self._fabric.faults.dead:
-            raise PeerDisconnected(f"{self._peer} is gone")
-        if self._peer in self._fabric.faults.stalled or self._fabric.clock.now_s() < self._ready_at_s:
-            return False
-        if not owner.holds(self._remote) or not self._reader.holds(self._local):
-            raise TransferError("a range lies outside of registered memory")
-        pairs = zip(self._local.addresses, self._remote.addresses, self._local.lengths, strict=True)
-        for target, source, length in pairs:
-            ctypes.memmove(int(target), int(source), int(length))
-        self._is_done = True
-        return True
+            self._error = PeerDisconnected(f"{self._peer} is gone")
+        elif self._peer in self._fabric.faults.stalled or self._fabric.clock.now_s() < self._ready_at_s:
+            return
+        elif not owner.holds(self._remote) or not self._reader.holds(self._local):
+            self._error = TransferError("a range lies outside of registered memory")
+        else:
+            pairs = zip(self._local.addresses, self._remote.addresses, self._local.lengths, strict=True)
+            for target, source, length in pairs:
+                ctypes.memmove(int(target), int(source), int(length))
+            self._is_done = True
+        self._fabric.in_flight.remove(self)
 
     def release(self) -> None:
-        """Nothing to free."""
+        """Nothing to free; what is in flight still lands."""
