@@ -11,8 +11,10 @@ from datetime import datetime
 from typing import NoReturn
 
 import jinja2
+import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 
 from common.clock import Clock
@@ -132,10 +134,21 @@ class ChatTemplate:
         return datetime.fromtimestamp(self._clock.wall_s()).strftime(layout)
 
 
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}`, which marks text for training: here only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 -- jinja2 declares it as an instance's
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """The nodes between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _environment(strftime_now: object) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """The environment of `transformers` 5 `utils/chat_template_utils.py`: same switches, filters and functions."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import tokenizers
 
+from common.errors import InvalidRequest
+
 
 class Tokenizer(Protocol):
     """One vocabulary. Immutable and safe to use from several threads."""
@@ -152,12 +154,20 @@ class HfTokenizer:
         return self._json
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written in it become their ids."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Token ids of `text`; special tokens written in it become their ids.
+
+        Raises:
+            InvalidRequest: half a surrogate pair, which no text has.
+        """
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError as error:
+            raise InvalidRequest("the text is not valid Unicode") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; incomplete UTF-8 becomes U+FFFD, ids without a token are skipped."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        known = [token_id for token_id in ids if 0 <= token_id < self._vocab_size]
+        return str(self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Raw bytes of the token; `b""` for special tokens and ids without a token."""

@@ -114,6 +114,6 @@ def tiny_model(
         tokenizer=chosen,
         chat_template=ChatTemplate(CHAT_TEMPLATE, {"eos_token": "<|end|>"}, ManualClock(0.0)),
         generation=GenerationDefaults(),
-        weights_fingerprint=assembled.weights_fingerprint,
+        tensors_fingerprint=assembled.tensors_fingerprint,
         kernels=kernels.name,
     )

@@ -32,7 +32,7 @@ class ChosenDecoder:
     """A decoder and how it was chosen; fields as in `LoadedModel`."""
 
     model: PlacedDecoder
-    weights_fingerprint: str
+    tensors_fingerprint: str
     kernels: str
     note: str | None = None
 
@@ -65,7 +65,7 @@ def make_decoder(
                 model, fingerprint = assemble_cpu(
                     config, weights, weight_dtype=_COMPILED_DTYPES[dtype], num_threads=num_threads
                 )
-                return ChosenDecoder(model=model, weights_fingerprint=fingerprint, kernels="cpu")
+                return ChosenDecoder(model=model, tensors_fingerprint=fingerprint, kernels="cpu")
             except CannotBuild as error:
                 note = str(error)
         if kernels == "cpu":
@@ -76,7 +76,7 @@ def make_decoder(
     backend = TorchKernels(device, activations, int8=dtype == "int8")
     assembled = assemble(config, weights, backend, device=device, dtype=activations)
     return ChosenDecoder(
-        model=assembled.model, weights_fingerprint=assembled.weights_fingerprint, kernels=backend.name, note=note
+        model=assembled.model, tensors_fingerprint=assembled.tensors_fingerprint, kernels=backend.name, note=note
     )
 
 

@@ -124,7 +124,7 @@ class AssembledModel:
     """A decoder and the fingerprint of the weights it was made of."""
 
     model: LlamaModel
-    weights_fingerprint: str
+    tensors_fingerprint: str
 
 
 def assemble(

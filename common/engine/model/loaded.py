@@ -12,6 +12,7 @@ import torch
 from common.engine.chat_template import ChatTemplate
 from common.engine.model.config import GenerationDefaults, ModelConfig
 from common.engine.model.forward import DecoderModel
+from common.engine.model.rotary import rotary_frequencies
 from common.engine.tokenizer import Tokenizer
 
 
@@ -38,7 +39,7 @@ class LoadedModel:
 
     Attributes:
         generation: the sampling its authors recommend.
-        weights_fingerprint: of config and weights, the same for a GGUF file and its exported folder.
+        tensors_fingerprint: of the weights alone (`weights.CheckedWeights`).
         kernels: who computes: `cpu` (the compiled kernels) or `torch`.
         kernels_note: why the compiled kernels are not in use although `auto` would have taken them; one line to log.
     """
@@ -48,9 +49,22 @@ class LoadedModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     generation: GenerationDefaults
-    weights_fingerprint: str
+    tensors_fingerprint: str
     kernels: str
     kernels_note: str | None = None
+
+    @property
+    def weights_fingerprint(self) -> str:
+        """Of the weights and of every constant that changes K or V: the same for a GGUF file and its exported folder.
+
+        Rotary frequencies count to four digits: formats store llama3 scaling in different roundings.
+        """
+        config = self.config
+        shape = (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim)
+        constants = (config.rms_norm_eps, config.sliding_window, config.qk_norm)
+        frequencies = [f"{frequency:.3e}" for frequency in rotary_frequencies(config).tolist()]
+        described = repr((self.tensors_fingerprint, shape, constants, frequencies))
+        return hashlib.sha256(described.encode()).hexdigest()[:16]
 
     @property
     def fingerprint(self) -> str:

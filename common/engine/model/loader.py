@@ -51,7 +51,7 @@ def load_model(
         tokenizer=checkpoint.tokenizer,
         chat_template=ChatTemplate(checkpoint.chat_template, checkpoint.special_tokens, clock or SystemClock()),
         generation=checkpoint.generation,
-        weights_fingerprint=decoder.weights_fingerprint,
+        tensors_fingerprint=decoder.tensors_fingerprint,
         kernels=decoder.kernels,
         kernels_note=decoder.note,
     )

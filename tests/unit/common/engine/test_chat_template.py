@@ -44,6 +44,10 @@ def test_json_is_not_escaped():
     assert "\n  " in indented
 
 
+def test_marks_of_generated_text_are_read_over():
+    assert template("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c").render([USER]) == "abhic"
+
+
 def test_the_date_comes_from_the_clock():
     assert template("{{ strftime_now('%Y') }}").render([USER]) == "1971"
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.engine.tokenizer import HfTokenizer, byte_alphabet, piece_bytes
+from common.errors import InvalidRequest
 from tests.support.byte_tokenizer import SPECIAL_TOKENS, ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -71,6 +72,15 @@ def test_truncation_and_padding_of_the_file_are_ignored():
     tokenizer = HfTokenizer(json.dumps(description), frozenset({256}))
 
     assert len(tokenizer.encode("longer than two")) == 15
+
+
+def test_half_a_surrogate_pair_is_the_requests_fault():
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
+        HF.encode("a\ud800b")
+
+
+def test_ids_without_a_token_are_skipped():
+    assert HF.decode([-1, 97, 2**40, 98]) == "ab"
 
 
 def test_fingerprints_differ_with_vocabulary_and_ends():

@@ -64,6 +64,11 @@ def test_equal_arguments_make_equal_models_and_fingerprints():
     assert tiny_model().fingerprint != tiny_model(seed=1).fingerprint
 
 
+@pytest.mark.parametrize("changes", [{"rope": RopeConfig(theta=5e4)}, {"sliding_window": 7}, {"rms_norm_eps": 1e-6}])
+def test_constants_that_change_the_kv_change_the_fingerprint(changes):
+    assert tiny_model(**changes).weights_fingerprint != tiny_model().weights_fingerprint
+
+
 def test_int8_weights_stay_close_to_float32():
     config = tiny_config()
     weights = MemoryWeights(random_weights(config))
