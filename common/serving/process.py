@@ -7,6 +7,7 @@ config 2, anything else that stops the start 1. Does not know: roles; a role's `
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from common.errors import ConfigError, StartupError
 from common.serving.app import AppSettings, build_app
 from common.serving.server import HttpServer
 from common.serving.surface import Parts, Surface
-from common.tasks import wait_for_signal
+from common.tasks import only_cause, wait_for_signal
 from common.telemetry.logging import Level, configure_logging
 from common.telemetry.metrics import Metrics
 
@@ -104,10 +105,23 @@ def run(program: str, argv: Sequence[str] | None, read: Callable[[str], Role]) -
     except StartupError as error:
         sys.stderr.write(f"{program}: {error}\n")
         return 1
+    except KeyboardInterrupt:  # before signals were watched
+        return 130
     return 0
 
 
 async def _serve(role: Role) -> None:
+    """Serve until a signal; signals are watched from the first moment to the last."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            signalled = group.create_task(wait_for_signal())
+            await _live(role, signalled)
+            signalled.cancel()
+    except BaseExceptionGroup as failures:
+        raise only_cause(failures) from failures
+
+
+async def _live(role: Role, signalled: asyncio.Task[signal.Signals]) -> None:
     settings, surface, metrics = role.process, Surface(), Metrics()
     engine_id = f"{settings.role}-{uuid.uuid4().hex[:12]}"
     app_settings = AppSettings(
@@ -120,14 +134,14 @@ async def _serve(role: Role) -> None:
     await server.start()
     _log.info("engine.listening", host=settings.host, port=server.port, engine_id=engine_id)
     try:
-        running = await _loaded(lambda: role.load(engine_id, server.port, metrics))
+        running = await _loaded(lambda: role.load(engine_id, server.port, metrics), signalled)
         try:
             await running.start()
             surface.open(running.parts)
             model = running.parts.model
             _log.info("engine.ready", model=model.name, max_model_len_tokens=model.max_model_len_tokens)
-            signal = await wait_for_signal()
-            _log.info("engine.draining", signal=signal.name)
+            received = await signalled
+            _log.info("engine.draining", signal=received.name)
             surface.drain()
             await server.close()
         finally:
@@ -137,7 +151,7 @@ async def _serve(role: Role) -> None:
     _log.info("engine.stopped")
 
 
-async def _loaded(load: Callable[[], RunningRole]) -> RunningRole:
+async def _loaded(load: Callable[[], RunningRole], signalled: asyncio.Task[signal.Signals]) -> RunningRole:
     """Run `load` on a thread of its own; a signal meanwhile ends the process at once."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[RunningRole] = loop.create_future()
@@ -151,14 +165,11 @@ async def _loaded(load: Callable[[], RunningRole]) -> RunningRole:
             loop.call_soon_threadsafe(outcome.set_result, loaded)
 
     Thread(target=work, name="load", daemon=True).start()
-    async with asyncio.TaskGroup() as group:
-        signalled = group.create_task(wait_for_signal())
-        first_of: set[asyncio.Future[Any]] = {signalled, outcome}
-        await asyncio.wait(first_of, return_when=asyncio.FIRST_COMPLETED)
-        if not outcome.done():
-            _log.info("engine.stopped", during="loading")
-            # Reading weights cannot be interrupted and holds nothing that needs to be given back.
-            sys.stderr.flush()
-            os._exit(0)
-        signalled.cancel()
+    first_of: set[asyncio.Future[Any]] = {signalled, outcome}
+    await asyncio.wait(first_of, return_when=asyncio.FIRST_COMPLETED)
+    if not outcome.done():
+        _log.info("engine.stopped", during="loading")
+        # Reading weights cannot be interrupted and holds nothing that needs to be given back.
+        sys.stderr.flush()
+        os._exit(0)
     return outcome.result()

@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartupError as error:
         say(f"pd-up: {error}")
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:  # before signals were watched
+        return 130
     return 0
 
 
@@ -42,24 +44,13 @@ async def _until_signal(plans: Sequence[ChildPlan], clock: Clock) -> None:
     """Run until a signal; a signal while they start stops them, too."""
     try:
         async with asyncio.TaskGroup() as group:
+            # In this order: signals are watched before the first process starts.
+            signalled = group.create_task(wait_for_signal())
             serving = group.create_task(_serve(plans, clock))
-            signal = await _first(group, serving)
-            if signal is not None:
-                say(f"  pd-up | {signal}: stopping")
+            say(f"  pd-up | {(await signalled).name}: stopping")
             serving.cancel()
     except BaseExceptionGroup as failures:
         raise only_cause(failures) from failures
-
-
-async def _first(group: asyncio.TaskGroup, serving: asyncio.Task[None]) -> str | None:
-    """The name of the signal that came, or None when serving ended by itself."""
-    signalled = group.create_task(wait_for_signal())
-    first_of: set[asyncio.Future[object]] = {signalled, serving}  # type: ignore[arg-type] # tasks are futures
-    await asyncio.wait(first_of, return_when=asyncio.FIRST_COMPLETED)
-    if signalled.done():
-        return signalled.result().name
-    signalled.cancel()
-    return None
 
 
 async def _serve(plans: Sequence[ChildPlan], clock: Clock) -> None:
