@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from common.engine.ports import PullPlan, PullStatus
 from common.engine.request_state import FinishReason
@@ -17,6 +17,7 @@ from tests.support.fake_kv import reference_to
 from tests.support.fake_model import EOS, continuation, next_token
 
 BLOCK_SIZE = 4
+ON_FIRE = "the device is on fire"
 
 
 @dataclass
@@ -117,17 +118,24 @@ class EngineUnderTrouble(RuleBasedStateMachine):
         asked.is_aborted = True
         self.engine.core.abort(asked.request_id)
 
-    @rule(target=asked)
-    def let_go(self) -> object:
-        return multiple()
-
     @rule()
     def break_the_next_forward(self) -> None:
-        self.engine.model.fail_next = RuntimeError("the device is on fire")
+        self.engine.model.fail_next = RuntimeError(ON_FIRE)
 
     @rule(num_steps=st.integers(1, 4))
     def step(self, num_steps: int) -> None:
+        """Work goes on."""
         for _ in range(num_steps):
+            self.engine.step()
+
+    @rule(status=st.sampled_from([PullStatus.DONE, PullStatus.DONE, PullStatus.FAILED]))
+    def everything_settles(self, status: PullStatus) -> None:
+        """Time passes: grammars are ready, pulls end, steps run."""
+        for ticket in self.engine.grammars.tickets:
+            ticket.settle()
+        for _ in range(3):
+            for key in list(self.engine.source.running):
+                self.engine.source.settle(key, status)
             self.engine.step()
 
     @invariant()
@@ -161,8 +169,12 @@ class EngineUnderTrouble(RuleBasedStateMachine):
         )
         expected = asked.expected()
         assert finish is not None, f"{asked} never ended"
+        end = self.engine.answers.end(asked.request_id, index)
         if finish is FinishReason.ABORTED:
             assert asked.is_aborted
+        if finish is FinishReason.ERROR:
+            assert end is not None
+            assert isinstance(end.error, ConstraintRejected) or ON_FIRE in str(end.error), end.error
         if finish in (FinishReason.ABORTED, FinishReason.ERROR):
             assert tokens == expected[: len(tokens)]
         else:

@@ -1,0 +1,388 @@
+"""One engine step after another over fakes: what comes out, and what goes wrong alone."""
+
+import pytest
+
+from common.engine.outputs import TokenDelta
+from common.engine.ports import PullStatus
+from common.engine.request_state import FinishReason
+from common.errors import (
+    ConstraintRejected,
+    ContextLengthExceeded,
+    EngineError,
+    GrammarDesynced,
+    InvalidRequest,
+    NoTokenAllowed,
+    NotSupported,
+    ReferenceRefused,
+    TransferError,
+)
+from common.telemetry.timeline import Event, stages_s
+from tests.support.fake_engine import ask, greedy, make_engine
+from tests.support.fake_grammar import up_to
+from tests.support.fake_kv import reference_to
+from tests.support.fake_model import EOS, continuation
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+
+
+def test_batching_chunking_preemption_and_prefix_reuse_never_change_an_output() -> None:
+    prompts = [PROMPT[: 3 + i] + [20 + i] * (i % 4) for i in range(9)] * 2
+    small = make_engine(num_blocks=16, max_num_seqs=6, max_num_batched_tokens=7)
+    for i, prompt in enumerate(prompts):
+        small.add(ask(f"r{i}", prompt, greedy(14, ignore_eos=True)))
+    small.run()
+    status = small.core.status()
+    assert status.num_preemptions > 0
+    assert status.prompt_tokens_prefix_hit > 0
+    for i, prompt in enumerate(prompts):
+        assert small.answers.tokens(f"r{i}") == continuation(prompt, 14, ignore_eos=True)
+        assert small.answers.finish(f"r{i}") is FinishReason.LENGTH
+    assert status.num_blocks_in_use == 0
+
+
+def test_the_sampler_hears_of_every_token_kept_also_across_preemptions() -> None:
+    engine = make_engine(num_blocks=8, max_num_seqs=4)
+    for i in range(4):
+        engine.add(ask(f"r{i}", [i + 1] * 5, greedy(20, ignore_eos=True)))
+    seen_preemption = False
+    while engine.step():
+        seen_preemption |= engine.core.status().num_preemptions > 0
+        for added, recorded in engine.sampler.rows.values():
+            said = engine.answers.tokens(added.request_id)
+            assert recorded == said[: len(recorded)]
+            assert len(said) - len(recorded) <= 1
+    assert seen_preemption
+
+
+def test_a_rejected_schema_ends_its_request_with_the_reason_and_nobody_elses() -> None:
+    engine = make_engine(auto=False)
+    engine.add(ask("bad", PROMPT, constraint=up_to(3), reference=reference_to(PROMPT, 4)))
+    engine.add(ask("good", PROMPT))
+    engine.grammars.tickets[0].settle(ConstraintRejected("unknown type", param="response_format"))
+    engine.run()
+    end = engine.answers.end("bad")
+    assert end is not None
+    assert isinstance(end.error, ConstraintRejected)
+    assert engine.answers.tokens("good") == continuation(PROMPT, 8)
+    assert engine.source.plans == []
+    assert engine.source.abandoned == ["bad"]
+
+
+def test_a_pull_starts_only_once_the_grammar_is_ready() -> None:
+    engine = make_engine(auto=False)
+    engine.add(ask("a", PROMPT, greedy(8), constraint=up_to(3), reference=reference_to(PROMPT, 4)))
+    engine.run()
+    assert engine.source.expected == ["a"]
+    assert engine.source.plans == []
+    engine.grammars.tickets[0].settle()
+    engine.run()
+    assert [plan.request_id for plan in engine.source.plans] == ["a"]
+    engine.source.settle("a")
+    engine.run()
+    assert engine.answers.finish("a") is FinishReason.STOP
+    assert len(engine.answers.tokens("a")) == 4
+
+
+def test_the_timeline_of_a_constrained_remote_request_has_every_stage_in_order() -> None:
+    engine = make_engine(auto=False)
+    request = ask("a", PROMPT, greedy(8), clock=engine.clock, constraint=up_to(3), reference=reference_to(PROMPT, 4))
+    engine.add(request)
+    engine.step()
+    engine.grammars.tickets[0].settle()
+    engine.step()
+    engine.source.settle("a")
+    engine.run()
+    assert list(stages_s(request.timeline)) == ["front", "grammar", "queue", "pull", "schedule", "compute"]
+    at = request.timeline.at_s
+    assert at[Event.GRAMMAR_READY] <= at[Event.PULL_STARTED] < at[Event.PULL_DONE] <= at[Event.SCHEDULED]
+    assert sum(stages_s(request.timeline).values()) == pytest.approx(at[Event.FIRST_TOKEN] - at[Event.RECEIVED])
+
+
+def test_a_free_request_has_no_grammar_stage() -> None:
+    engine = make_engine()
+    request = ask("a", PROMPT, clock=engine.clock)
+    engine.add(request)
+    engine.run()
+    assert Event.GRAMMAR_READY not in request.timeline.at_s
+    assert Event.FINISHED in request.timeline.at_s
+
+
+def test_structured_rows_are_masked_and_plain_ones_never_are() -> None:
+    engine = make_engine(num_blocks=24, max_num_seqs=6)
+    for i in range(6):
+        constraint = up_to(4 + i, allowed=(2, 3)) if i % 2 else None
+        engine.add(ask(f"r{i}", [i + 1] * (4 + i), greedy(12), constraint=constraint))
+    engine.core.abort(ask("r3", [1]).request_id)
+    engine.run()
+    for i in (1, 5):
+        tokens = engine.answers.tokens(f"r{i}")
+        assert set(tokens[:-1]) <= {2, 3}
+        assert (len(tokens), tokens[-1]) == (5 + i, EOS)
+    for i in (0, 2, 4):
+        assert engine.answers.tokens(f"r{i}") == continuation([i + 1] * (4 + i), 12)
+
+
+def test_a_token_its_grammar_refuses_ends_that_request_alone() -> None:
+    engine = make_engine()
+    engine.add(ask("bad", PROMPT, constraint=up_to(5)))
+    engine.add(ask("good", PROMPT, constraint=up_to(5)))
+    engine.step()
+    engine.grammars.matchers[0].refuses_everything = True
+    engine.run()
+    end = engine.answers.end("bad")
+    assert end is not None
+    assert isinstance(end.error, GrammarDesynced)
+    assert engine.answers.finish("good") is FinishReason.STOP
+
+
+def test_a_grammar_library_that_raises_ends_its_request_alone() -> None:
+    engine = make_engine()
+    engine.add(ask("bad", PROMPT, constraint=up_to(5)))
+    engine.add(ask("good", PROMPT))
+    engine.step()
+    engine.grammars.matchers[0].raises = ZeroDivisionError("inside the library")
+    engine.run()
+    end = engine.answers.end("bad")
+    assert end is not None
+    assert isinstance(end.error, EngineError)
+    assert "inside the library" in str(end.error)
+    assert engine.answers.finish("good") is FinishReason.STOP or len(engine.answers.tokens("good")) == 8
+
+
+def test_masks_that_leave_nothing_end_the_request_and_never_sample_token_zero() -> None:
+    engine = make_engine()
+    engine.add(ask("bad", PROMPT, constraint=up_to(3, allowed=())))
+    engine.add(ask("good", PROMPT))
+    engine.run()
+    end = engine.answers.end("bad")
+    assert end is not None
+    assert isinstance(end.error, NoTokenAllowed)
+    assert engine.answers.tokens("bad") == []
+    assert engine.answers.tokens("good") == continuation(PROMPT, 8)
+
+
+def test_a_broken_forward_ends_its_batch_and_the_engine_goes_on() -> None:
+    engine = make_engine(max_num_seqs=2)
+    for name in "abc":
+        engine.add(ask(name, PROMPT))
+    engine.model.fail_next = RuntimeError("device lost")
+    engine.run()
+    for name in "ab":
+        end = engine.answers.end(name)
+        assert end is not None
+        assert isinstance(end.error, EngineError)
+    assert engine.answers.tokens("c") == continuation(PROMPT, 8)
+    assert engine.core.status().num_blocks_in_use == 0
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 8, 9, 30])
+def test_a_handed_off_prompt_keeps_its_blocks_until_the_lease_ends(length: int) -> None:
+    engine = make_engine()
+    prompt = [(i % 50) + 1 for i in range(length)]
+    engine.add(ask("a", prompt, greedy(1, ignore_stops=True), hand_off=True))
+    engine.run()
+    end = engine.answers.end("a")
+    assert end is not None
+    assert end.finish is FinishReason.HANDED_OFF
+    assert end.handoff is not None
+    assert len(end.handoff.remote_block_ids) == -(-length // 4)
+    assert list(end.token_ids) == continuation(prompt, 1)
+    status = engine.core.status()
+    assert (status.num_blocks_in_use, status.num_leases_pinned) == (-(-length // 4), 1)
+    for position, token in enumerate(prompt):
+        block = end.handoff.remote_block_ids[position // 4]
+        assert engine.storage.tensor[block, 0, 0, position % 4, 0, 0] == token
+    engine.sink.release(end.handoff.lease_id)
+    engine.step()
+    engine.sink.released.append(end.handoff.lease_id)
+    engine.step()
+    assert engine.core.status().num_blocks_in_use == 0
+
+
+def test_requests_wait_for_room_that_leases_hold_and_go_on_when_they_end() -> None:
+    engine = make_engine(num_blocks=4, enable_prefix_cache=False)
+    engine.add(ask("a", [1] * 12, greedy(1), hand_off=True))
+    engine.run()
+    engine.add(ask("b", [2] * 8, greedy(2)))
+    engine.run()
+    assert engine.answers.end("b") is None
+    engine.sink.release(next(iter(engine.sink.held)))
+    engine.run()
+    assert engine.answers.tokens("b") == continuation([2] * 8, 2)
+
+
+def test_a_failed_pull_is_recomputed_and_counted_on_an_otherwise_idle_engine() -> None:
+    engine = make_engine(auto=False)
+    engine.add(ask("a", PROMPT, reference=reference_to(PROMPT, 4)))
+    engine.run()
+    engine.source.settle("a", PullStatus.FAILED, cause="disconnected")
+    engine.run()
+    assert engine.answers.tokens("a") == continuation(PROMPT, 8)
+    assert engine.core.status().fallbacks == {"disconnected": 1}
+    assert engine.source.abandoned == ["a"]
+
+
+def test_a_failed_pull_is_an_error_where_the_policy_says_so() -> None:
+    engine = make_engine(auto=False, on_pull_failure="fail")
+    engine.add(ask("a", PROMPT, reference=reference_to(PROMPT, 4)))
+    engine.run()
+    engine.source.settle("a", PullStatus.FAILED, cause="timeout")
+    engine.run()
+    end = engine.answers.end("a")
+    assert end is not None
+    assert isinstance(end.error, TransferError)
+    assert engine.core.status().num_blocks_in_use == 0
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_a_reference_its_source_refuses_follows_the_policy(policy: str) -> None:
+    engine = make_engine(on_pull_failure=policy)
+    engine.source.refuse = ReferenceRefused("stale")
+    engine.add(ask("a", PROMPT, reference=reference_to(PROMPT, 4)))
+    engine.run()
+    if policy == "recompute":
+        assert engine.answers.tokens("a") == continuation(PROMPT, 8)
+    else:
+        end = engine.answers.end("a")
+        assert end is not None
+        assert isinstance(end.error, ReferenceRefused)
+    assert "a" in engine.source.abandoned
+
+
+def test_an_abort_in_the_middle_of_a_pull_never_lets_others_have_its_blocks() -> None:
+    engine = make_engine(num_blocks=6, auto=False)
+    engine.add(ask("a", PROMPT, reference=reference_to(PROMPT, 4)))
+    engine.step()
+    engine.core.abort(ask("a", PROMPT).request_id)
+    engine.add(ask("b", [3] * 9, greedy(3)))
+    engine.step()
+    engine.source.settle("a", PullStatus.CANCELLED)
+    engine.run()
+    assert engine.source.cancelled == ["a"]
+    assert engine.answers.tokens("b") == continuation([3] * 9, 3)
+    assert engine.core.status().num_blocks_in_use == 0
+
+
+def test_choices_come_from_one_prefill_and_end_each_on_their_own() -> None:
+    engine = make_engine(max_num_batched_tokens=32)
+    engine.add(ask("a", PROMPT, greedy(5, n=4)))
+    engine.core.abort(ask("zzz", [1]).request_id)
+    engine.run()
+    for index in range(4):
+        assert engine.answers.tokens("a", index) == continuation(PROMPT, 5)
+    assert sum(engine.model.num_tokens[:2]) == len(PROMPT) - 1 + 4
+
+
+def test_choices_of_a_constrained_request_have_a_matcher_each() -> None:
+    engine = make_engine()
+    engine.add(ask("a", PROMPT, greedy(9, n=3), constraint=up_to(3)))
+    engine.run()
+    assert len(engine.grammars.matchers) == 3
+    assert all(engine.answers.finish("a", index) is FinishReason.STOP for index in range(3))
+
+
+def test_aborting_ends_every_choice() -> None:
+    engine = make_engine()
+    engine.add(ask("a", PROMPT * 4, greedy(5, n=3)))
+    engine.step()
+    engine.core.abort(ask("a", [1]).request_id)
+    engine.run()
+    assert [engine.answers.finish("a", index) for index in range(3)] == [FinishReason.ABORTED] * 3
+    assert engine.core.status().num_blocks_in_use == 0
+
+
+def test_prompt_logprobs_cover_every_position_even_when_the_prompt_is_cached() -> None:
+    engine = make_engine(max_num_batched_tokens=8)
+    prompt = PROMPT * 3
+    engine.add(ask("warm", prompt))
+    engine.run()
+    engine.add(ask("a", prompt, greedy(3, prompt_logprobs=2)))
+    engine.run()
+    first: TokenDelta = engine.answers.deltas["a", 0][0]
+    assert first.prompt_logprobs is not None
+    assert first.prompt_logprobs[0] is None
+    assert [entry.chosen.token_id for entry in first.prompt_logprobs[1:] if entry is not None] == prompt[1:]
+    assert all(delta.prompt_logprobs is None for delta in engine.answers.deltas["a", 0][1:])
+    assert engine.answers.tokens("a") == continuation(prompt, 3)
+
+
+def test_prompt_logprobs_survive_preemption() -> None:
+    engine = make_engine(num_blocks=10, max_num_batched_tokens=8)
+    engine.add(ask("old", [1] * 5, greedy(24, ignore_eos=True)))
+    engine.step()
+    engine.add(ask("a", [2] * 17, greedy(6, prompt_logprobs=0, ignore_eos=True)))
+    engine.run()
+    first = engine.answers.deltas["a", 0][0]
+    assert first.prompt_logprobs is not None
+    assert len(first.prompt_logprobs) == 17
+
+
+def test_the_first_delta_says_where_the_prompt_came_from() -> None:
+    engine = make_engine()
+    engine.add(ask("a", PROMPT, reference=reference_to(PROMPT, 4)))
+    engine.run()
+    engine.add(ask("b", [*PROMPT, 44, 45, 46], reference=reference_to([*PROMPT, 44, 45, 46], 4)))
+    engine.run()
+    first, second = engine.answers.deltas["a", 0][0], engine.answers.deltas["b", 0][0]
+    assert (first.num_cached_tokens, first.num_pulled_tokens) == (8, 8)
+    assert (second.num_cached_tokens, second.num_pulled_tokens) == (11, 3)
+    status = engine.core.status()
+    assert (status.prompt_tokens_computed, status.prompt_tokens_prefix_hit, status.prompt_tokens_pulled) == (2, 8, 11)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "error"),
+    [
+        ([1] * 50, {"max_tokens": 15}, ContextLengthExceeded),
+        ([], {}, InvalidRequest),
+    ],
+)
+def test_what_can_never_be_served_is_refused_at_the_door(
+    prompt: list[int], changes: dict[str, int], error: type[Exception]
+) -> None:
+    engine = make_engine(num_blocks=16)
+    with pytest.raises(error):
+        engine.core.check(ask("a", prompt, greedy(**changes)))
+
+
+def test_the_longest_request_that_is_admitted_also_ends() -> None:
+    engine = make_engine(num_blocks=4)
+    engine.add(ask("a", [1] * 10, greedy(6, ignore_eos=True)))
+    engine.run()
+    assert engine.answers.tokens("a") == continuation([1] * 10, 6, ignore_eos=True)
+
+
+def test_a_reference_to_another_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        make_engine().core.check(ask("a", [1, 2, 3], reference=reference_to([1, 2, 4], 4)))
+
+
+def test_an_engine_without_ports_says_that_it_cannot() -> None:
+    engine = make_engine()
+    engine.core._source = engine.core._sink = None
+    with pytest.raises(NotSupported):
+        engine.core.check(ask("a", [1, 2], reference=reference_to([1, 2], 4)))
+    with pytest.raises(NotSupported):
+        engine.core.check(ask("a", [1, 2], hand_off=True))
+
+
+def test_a_sink_that_refuses_ends_the_request_and_keeps_no_block() -> None:
+    engine = make_engine()
+
+    def refuse(*_: object) -> None:
+        raise TransferError("no more leases")
+
+    engine.sink.hand_off = refuse  # type: ignore[method-assign, assignment]  # the fake's refusal
+    engine.add(ask("a", PROMPT, greedy(1), hand_off=True))
+    engine.run()
+    assert engine.answers.finish("a") is FinishReason.ERROR
+    assert engine.core.status().num_blocks_in_use == 0
+
+
+def test_step_seconds_are_counted_for_steps_that_computed() -> None:
+    engine = make_engine()
+    engine.step()
+    assert engine.core.status().num_steps == 0
+    engine.add(ask("a", PROMPT))
+    engine.run()
+    assert engine.core.status().num_steps == engine.model.num_forwards
