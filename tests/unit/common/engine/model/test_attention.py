@@ -71,7 +71,9 @@ def make_case(config, history_and_new, seed):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    history_and_new=st.lists(st.tuples(st.integers(0, 11), st.integers(1, 9)), min_size=1, max_size=4),
+    history_and_new=st.lists(
+        st.tuples(st.integers(0, 11), st.sampled_from([1, 1, 2, 3, 9, 12])), min_size=1, max_size=5
+    ),
     window=st.sampled_from([None, 1, 5]),
     heads=st.sampled_from([(4, 2), (3, 3), (6, 1)]),
     seed=st.integers(0, 1000),
