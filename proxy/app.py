@@ -19,12 +19,13 @@ from common.errors import (
     MethodNotAllowed,
     NotFound,
     NotReady,
-    OverloadError,
     PayloadTooLarge,
-    UpstreamError,
+    PDError,
 )
 from common.openai.error_body import error_answer
-from proxy.call import make_call
+from common.tasks import only_cause
+from proxy.call import Call, make_call
+from proxy.fan_out import FanOut, prompts_of
 from proxy.fleet.worker import Role
 from proxy.journey import Journey
 from proxy.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -103,15 +104,27 @@ class ProxyApp:
         )
         client = HttpClient(request, call, services.config.timeouts.stream_idle_s)
         try:
-            await Journey(call, services).run(client)
-        except UpstreamError as error:
-            if client.response is None:
-                return self._failure(error, request, request_id)
-        except OverloadError as error:
-            return self._failure(error, request, request_id)
+            async with services.admission.slot():
+                await self._serve(call, client)
+        except (PDError, BaseExceptionGroup) as error:
+            await self._fail(client, error)
         if client.response is None:
             raise RuntimeError("a journey ended without an answer")
         return client.response
+
+    async def _serve(self, call: Call, client: HttpClient) -> None:
+        prompts = prompts_of(call)
+        if prompts:
+            await FanOut(call, prompts, self._services).run(client)
+        else:
+            await Journey(call, self._services).run(client)
+
+    async def _fail(self, client: HttpClient, error: BaseException) -> None:
+        """Answer with `error`, as an event where a stream has begun, as a response by raising it where none has."""
+        cause = only_cause(error) if isinstance(error, BaseExceptionGroup) else error
+        if client.response is None or not isinstance(cause, PDError):
+            raise cause
+        await client.break_off(cause)
 
     def _new_id(self) -> str:
         """Unique among all proxies and over restarts."""
@@ -174,7 +187,7 @@ class ProxyApp:
     async def _metrics(self, _: web.BaseRequest) -> web.StreamResponse:
         return web.Response(body=self._services.metrics.expose(), headers={"Content-Type": METRICS_TYPE})
 
-    def _failure(self, error: Exception, request: web.BaseRequest, request_id: str | None = None) -> web.Response:
+    def _failure(self, error: Exception, request: web.BaseRequest) -> web.Response:
         if isinstance(error, EngineRefused):
             response = passed_through(error.answer)
         else:
@@ -182,7 +195,7 @@ class ProxyApp:
             if answer.status == 500:
                 _log.error("request.failed", path=request.path, exc_info=error)
             response = web.Response(status=answer.status, body=answer.body, headers=answer.headers)
-        request_id = request_id or request.headers.get(REQUEST_ID)
+        request_id = request.headers.get(REQUEST_ID)
         if request_id is not None:
             response.headers[REQUEST_ID] = request_id
         return response

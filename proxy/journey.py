@@ -11,7 +11,7 @@ from typing import Protocol
 
 from common.errors import NotReady, UpstreamError
 from common.tasks import only_cause
-from proxy.call import Call
+from proxy.call import Call, wants_prompt_logprobs
 from proxy.decode_leg import Started, decode
 from proxy.fleet.worker import Role, Worker
 from proxy.phase import PhaseTrack, ProxyPhase
@@ -55,17 +55,16 @@ class Journey:
         """Serve the request and leave nothing behind, whatever happens.
 
         Raises:
-            OverloadError: no slot, or no engine is ready.
+            NotReady: no engine of a needed role is ready.
             EngineRefused: an engine's error answer, to be passed on as it is.
             UpstreamError: the legs failed in a way that has no better answer.
         """
         end = ProxyPhase.FAILED
         try:
-            async with self._services.admission.slot():
-                with self._held, self._decode_load:
-                    started = await self._until_first_byte()
-                    self._track.move_to(ProxyPhase.STREAMING)
-                    await self._pass_on(client, started)
+            with self._held, self._decode_load:
+                started = await self._until_first_byte()
+                self._track.move_to(ProxyPhase.STREAMING)
+                await self._pass_on(client, started)
             end = ProxyPhase.DONE
         except (asyncio.CancelledError, ConnectionResetError):
             end = ProxyPhase.CANCELLED
@@ -113,8 +112,8 @@ class Journey:
                 raise
 
     async def _prefill(self) -> Prefilled | None:
-        if self._call.num_body_bytes < self._services.config.routing.min_prefill_bytes:
-            self._fallback = "short_prompt"
+        self._fallback = reason_against_prefill(self._call, self._services.config.routing.min_prefill_bytes)
+        if self._fallback is not None:
             return None
         worker = self._services.pick(Role.PREFILL, self._call)
         if worker is None:
@@ -177,3 +176,11 @@ class Journey:
         if self._services.config.retries.on_no_prefill == "fail":
             raise NotReady("no prefill engine is ready", retry_after_s=1.0)
         self._fallback = "no_prefill_engine"
+
+
+def reason_against_prefill(call: Call, min_bytes: int) -> str | None:
+    """Why D had better compute this prompt itself; None when nothing speaks against a prefill leg."""
+    if wants_prompt_logprobs(call.fields):
+        # They are known where the prompt is computed, and the answer must hold them.
+        return "prompt_logprobs"
+    return "short_prompt" if call.num_body_bytes < min_bytes else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.call import CONSTRAINT_FIELDS, KV_PARAMS, NULL, Fields, forces_tool, render
+from proxy.call import CONSTRAINT_FIELDS, KV_PARAMS, Fields, forces_tool, render
 
 _ONE = b"1"
 _PREFILL_DROPS = ("stream_options", "min_tokens", "min_completion_tokens", "best_of")
@@ -43,10 +43,8 @@ def prefill_body(fields: Fields, rules: LegRules) -> bytes:
     edited = dict(fields)
     for name in _PREFILL_DROPS:
         edited.pop(name, None)
-    if bytes(edited.get("echo", NULL)) != b"true":
-        # With `echo` the same field asks for the prompt's logprobs, which only P can compute.
-        for name in _LOGPROBS:
-            edited.pop(name, None)
+    for name in _LOGPROBS:
+        edited.pop(name, None)
     edited["stream"] = b"false"
     edited["n"] = _ONE
     edited["max_tokens"] = _ONE

@@ -40,13 +40,23 @@ class HttpClient:
         request: the client's request.
         call: the same, as the journey sees it.
         stream_idle_s: longest silence of D that is waited out.
+        headers: sent with every answer (CORS).
     """
 
-    def __init__(self, request: web.BaseRequest, call: Call, stream_idle_s: float) -> None:
+    def __init__(
+        self, request: web.BaseRequest, call: Call, stream_idle_s: float, headers: Mapping[str, str] | None = None
+    ) -> None:
         self._request = request
         self._call = call
         self._stream_idle_s = stream_idle_s
+        self._headers = headers or {}
+        self._tail = sse.StreamTail()
         self.response: web.StreamResponse | None = None
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the head of an event stream has been sent."""
+        return self.response is not None and not isinstance(self.response, web.Response)
 
     async def pass_on(self, started: Started, breakdown: Breakdown, notes: Mapping[str, object]) -> None:
         """Send all of D's answer.
@@ -55,51 +65,89 @@ class HttpClient:
             UpstreamError: D broke off; the client has been told by an error event.
             ConnectionResetError: the client went away.
         """
-        headers = {
-            REQUEST_ID: self._call.request_id,
-            timing.HEADER: timing.encode({name: s for name, s in breakdown.stages_s.items() if s > 0}),
-            "Content-Type": started.answer.headers.get("content-type", "application/json"),
-        }
         timeline = to_json(breakdown, notes) if self._call.wants_timeline else None
+        content_type = started.answer.headers.get("content-type", "application/json")
         if not started.is_stream:
             body = started.first if timeline is None else with_timeline(started.first, timeline)
-            await self._begin(web.Response(status=started.answer.status, body=body, headers=headers))
+            await self.send_whole(body, breakdown, started.answer.status, content_type)
             return
-        response = web.StreamResponse(status=started.answer.status, headers={**headers, **_SSE_HEADERS})
-        await self._begin(response)
+        response = await self.begin_stream(breakdown, started.answer.status, content_type)
         await self._stream(response, started, _Passing() if timeline is None else _Inserting(timeline))
 
-    async def _begin(self, response: web.StreamResponse) -> None:
-        self.response = response
-        await response.prepare(self._request)
+    async def send_whole(
+        self, body: bytes, breakdown: Breakdown, status: int = 200, content_type: str = "application/json"
+    ) -> None:
+        """Answer in one piece."""
+        headers = self._head(breakdown, content_type)
+        self.response = web.Response(status=status, body=body, headers=headers)
+        await self.response.prepare(self._request)
+
+    async def begin_stream(
+        self, breakdown: Breakdown, status: int = 200, content_type: str = sse.CONTENT_TYPE
+    ) -> web.StreamResponse:
+        """Send the head of an event stream (with the first bytes of its body, aiohttp sees to that)."""
+        headers = {**self._head(breakdown, content_type), **_SSE_HEADERS}
+        self.response = web.StreamResponse(status=status, headers=headers)
+        await self.response.prepare(self._request)
+        return self.response
+
+    async def write(self, event: bytes) -> None:
+        """One complete event of a stream that has begun."""
+        if self.response is None:
+            raise RuntimeError("the stream has not begun")
+        self._tail.push(event)
+        await self.response.write(event)
+
+    async def end(self, last: bytes = b"") -> None:
+        """The end of a stream that has begun."""
+        if self.response is None:
+            raise RuntimeError("the stream has not begun")
+        await self.response.write_eof(last)
+
+    async def break_off(self, error: Exception) -> None:
+        """Tell the client in the form of its stream that there is no more to come, and close."""
+        response = self.response
+        if response is None:
+            raise RuntimeError("the stream has not begun")
+        response.force_close()
+        event = self._tail.separator + sse.encode_event(error_answer(error).body)
+        try:
+            async with asyncio.timeout(_STALLED_CLIENT_S):
+                await response.write(event)
+                await response.write_eof()
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+
+    def _head(self, breakdown: Breakdown, content_type: str) -> dict[str, str]:
+        return {
+            REQUEST_ID: self._call.request_id,
+            timing.HEADER: timing.encode({name: s for name, s in breakdown.stages_s.items() if s > 0}),
+            "Content-Type": content_type,
+            **self._headers,
+        }
 
     async def _stream(self, response: web.StreamResponse, started: Started, passing: "_Passing") -> None:
-        tail = sse.StreamTail()
         try:
             async with asyncio.timeout(self._stream_idle_s) as scope:
-                await self._pump(response, started, passing, tail, scope)
-        except TimeoutError:
-            await self._break_off(response, tail, UpstreamTimeout("the decode engine fell silent"))
-        except UpstreamError as error:
+                await self._pump(response, started, passing, scope)
+        except TimeoutError as error:
+            raise UpstreamTimeout("the decode engine fell silent") from error
+        except UpstreamError:
             # Everything the client waits for is through; that the connection then broke is no business of its.
-            if not tail.is_done:
-                await self._break_off(response, tail, error)
+            if not self._tail.is_done:
+                raise
             await response.write_eof()
 
     async def _pump(
-        self,
-        response: web.StreamResponse,
-        started: Started,
-        passing: "_Passing",
-        tail: sse.StreamTail,
-        scope: asyncio.Timeout,
+        self, response: web.StreamResponse, started: Started, passing: "_Passing", scope: asyncio.Timeout
     ) -> None:
         now = asyncio.get_running_loop().time
         renewed = now()
         chunk = started.first
         while chunk:
             out = passing.push(chunk)
-            tail.push(out)
+            self._tail.push(out)
             if started.answer.is_at_end:
                 # The last bytes and the end of the body leave in one piece.
                 await response.write_eof(out + passing.end())
@@ -111,23 +159,6 @@ class HttpClient:
                 scope.reschedule(renewed + self._stream_idle_s)
             chunk = await started.answer.read_some()
         await response.write_eof(passing.end())
-
-    async def _break_off(self, response: web.StreamResponse, tail: sse.StreamTail, error: UpstreamError) -> None:
-        """Tell the client in the form of its stream that there is no more to come, and close.
-
-        Raises:
-            UpstreamError: always; `error` itself.
-        """
-        response.force_close()
-        event = tail.separator + sse.encode_event(error_answer(error).body)
-        try:
-            async with asyncio.timeout(_STALLED_CLIENT_S):
-                await response.write(event)
-                await response.write_eof()
-        except TimeoutError:
-            if self._request.transport is not None:
-                self._request.transport.abort()
-        raise error
 
 
 class _Passing:

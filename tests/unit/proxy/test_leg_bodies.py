@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.clock import Deadline, ManualClock
-from proxy.call import Call, constraint_kind, make_call, parse_fields, render
+from proxy.call import Call, constraint_kind, make_call, parse_fields, render, wants_prompt_logprobs
 from proxy.leg_bodies import LegRules, decode_body, prefill_body, prepare_body, warm_up_body
 
 JSON = st.recursive(
@@ -69,13 +69,18 @@ def test_naive_legs_keep_every_constraint() -> None:
     assert leg["response_format"] == {"type": "json_object"}
 
 
-def test_logprobs_stay_where_echo_makes_them_the_prompts() -> None:
-    parsed = parse_fields(b'{"echo":true,"logprobs":2,"prompt_logprobs":1}')
-    assert json.loads(prefill_body(parsed, LegRules()))["logprobs"] == 2
-    parsed = parse_fields(b'{"echo":false,"logprobs":2,"prompt_logprobs":1}')
-    leg = json.loads(prefill_body(parsed, LegRules()))
-    assert "logprobs" not in leg
-    assert leg["prompt_logprobs"] == 1
+@pytest.mark.parametrize(
+    ("body", "wants"),
+    [
+        (b'{"prompt_logprobs":0}', True),
+        (b'{"prompt_logprobs":null,"echo":true,"logprobs":null}', False),
+        (b'{"echo":true,"logprobs":0}', True),
+        (b'{"echo":false,"logprobs":1}', False),
+        (b'{"logprobs":true,"top_logprobs":1}', False),
+    ],
+)
+def test_prompt_logprobs_are_asked_for_by_name_or_by_echo(body: bytes, wants: bool) -> None:
+    assert wants_prompt_logprobs(parse_fields(body)) is wants
 
 
 def test_a_plain_vllm_must_not_stop_on_its_first_token() -> None:
