@@ -33,9 +33,11 @@ def ask(url: str, prompt: list[int], **fields: Any) -> dict[str, Any]:
     return result
 
 
+KINDS = ("greedy", "seeded")
 CASES = [
-    (length, kind, seed)
-    for seed, (length, kind) in enumerate((length, kind) for length in LENGTHS for kind in ("greedy", "seeded"))
+    (length, kind, 10 * number + place)
+    for number, length in enumerate(LENGTHS)
+    for place, kind in enumerate((*KINDS, *KINDS))
 ]
 SAMPLING = {
     "greedy": {"temperature": 0},
