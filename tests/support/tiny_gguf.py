@@ -50,14 +50,19 @@ def write_tiny_gguf(
     metadata: Mapping[str, str | int | bool] | None = None,
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     extra: Mapping[str, torch.Tensor] | None = None,
+    sentencepiece: bool = False,
 ) -> None:
     """A file with a byte-level vocabulary (`ByteTokenizer`'s and three merges, padded to `config.vocab_size`).
 
+    `sentencepiece` writes bytes, specials and a few scored pieces instead.
     `metadata` adds or replaces keys; `extra` adds tensors under their GGUF names; matrices become `quantization`.
     """
     writer = gguf.GGUFWriter(path, config.family.value)
     _write_shape(writer, config)
-    _write_tokenizer(writer, config)
+    if sentencepiece:
+        _write_sentencepiece(writer, config)
+    else:
+        _write_tokenizer(writer, config)
     for key, value in (metadata or {}).items():
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -109,6 +114,22 @@ def _write_tokenizer(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     writer.add_eos_token_id(256)
     writer.add_bos_token_id(257)
     writer.add_pad_token_id(258)
+
+
+def _write_sentencepiece(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    pieces = ["<unk>", "<s>", "</s>", "\u2581", "h", "i", "\u2581h", "hi", "\u2581hi"]
+    tokens = [f"<0x{byte:02X}>" for byte in range(256)] + pieces
+    tokens += [f"[PAD{token_id}]" for token_id in range(len(tokens), config.vocab_size)]
+    kinds = [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 2
+    kinds += [gguf.TokenType.NORMAL] * (len(pieces) - 3)
+    kinds += [gguf.TokenType.UNUSED] * (config.vocab_size - len(kinds))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_scores([-float(token_id) for token_id in range(config.vocab_size)])
+    writer.add_unk_token_id(256)
+    writer.add_bos_token_id(257)
+    writer.add_eos_token_id(258)
 
 
 def _add_tensor(

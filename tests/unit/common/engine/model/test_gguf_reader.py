@@ -66,6 +66,21 @@ def test_every_end_the_metadata_names_ends_an_output(tmp_path):
     assert checkpoint.config.eos_token_ids == checkpoint.tokenizer.eos_token_ids == {256, 258}
 
 
+def test_a_sentencepiece_vocabulary_is_read_with_its_bos_and_bytes(tmp_path):
+    config = tiny_config()
+    write_tiny_gguf(tmp_path / "m.gguf", config, random_weights(config), sentencepiece=True)
+
+    checkpoint = read_checkpoint(tmp_path / "m.gguf")
+    tokenizer = checkpoint.tokenizer
+
+    assert tokenizer.encode("hi hi\n") == [257, 264, 264, 10]
+    assert tokenizer.encode("hi", add_special_tokens=False) == [264]
+    assert tokenizer.decode([257, 264, 264, 10]) == "hi hi\n"
+    assert [tokenizer.token_bytes(token_id) for token_id in (264, 10, 0xE6, 258)] == [b" hi", b"\n", b"\xe6", b""]
+    assert checkpoint.config.eos_token_ids == {258}
+    assert checkpoint.special_tokens["bos_token"] == "<s>"
+
+
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
@@ -73,7 +88,7 @@ def test_every_end_the_metadata_names_ends_an_output(tmp_path):
         ({"llama.rope.scaling.type": "yarn"}, "rope scaling yarn is not supported"),
         ({"llama.rope.dimension_count": 4}, "rotary embedding over 4 of 8 dimensions"),
         ({"tokenizer.ggml.pre": "unheard-of"}, "pre-tokenizer unheard-of is not supported"),
-        ({"tokenizer.ggml.model": "rwkv"}, "tokenizer model rwkv in GGUF is not supported"),
+        ({"tokenizer.ggml.model": "rwkv"}, "tokenizer model rwkv in GGUF is not supported; supported: gpt2, llama"),
         ({"llama.context_length": "many"}, "GGUF key llama.context_length"),
     ],
 )
