@@ -18,10 +18,7 @@ from common.engine.outputs import PositionLogprobs, TokenDelta
 from common.engine.ports import KVSink, KVSource, PullOutcome, PullStatus
 from common.engine.request import GenerateRequest
 from common.engine.request_state import FinishReason, RequestState
-from common.engine.runner.input_batch import InputBatch
-from common.engine.runner.model_runner import ModelRunner
-from common.engine.runner.prompt_logprobs import prompt_logprobs
-from common.engine.sampling.batch_state import BatchUpdate
+from common.engine.runner.step_runner import StepRunner
 from common.engine.scheduling.scheduler import Scheduler
 from common.engine.scheduling.sequence import Request
 from common.engine.settings import CoreSettings
@@ -29,7 +26,7 @@ from common.engine.status import EngineStatus
 from common.engine.step import SampledTokens, SamplerPort, ScheduledChunk, StepPlan, StepResult
 from common.engine.step_timer import StepPart, StepTimer
 from common.engine.stop import Ending, check_stop
-from common.engine.structured_output.grammar import CompileState, GrammarService, GrammarTicket, MaskRow
+from common.engine.structured_output.grammar import CompileState, GrammarService, GrammarTicket
 from common.errors import EngineError, GrammarDesynced, NoTokenAllowed, NotSupported, PDError, TransferError
 from common.ids import RequestId
 from common.telemetry.timeline import Event
@@ -64,7 +61,6 @@ class EngineCore:
     ) -> None:
         self.settings = settings
         self._storage = kv_cache
-        self._sampler = sampler
         self._grammars = grammars
         self._clock = clock
         self._source = kv_source
@@ -73,11 +69,8 @@ class EngineCore:
             kv_cache.num_blocks, kv_cache.block_size, enable_prefix_cache=settings.enable_prefix_cache
         )
         self.scheduler = Scheduler(self.kv, settings.max_num_seqs, settings.max_num_batched_tokens)
-        self._batch = InputBatch(
-            settings.max_num_seqs, num_blocks_for(settings.max_model_len_tokens, kv_cache.block_size)
-        )
-        self._runner = ModelRunner(model, kv_cache, self._batch)
         self._timer = StepTimer(clock)
+        self._runner = StepRunner(settings, model, kv_cache, sampler, grammars, self._timer)
         self._choices: dict[RequestId, list[Request]] = {}
         self._num_admitted = 0
         self._deltas: list[TokenDelta] = []
@@ -141,14 +134,14 @@ class EngineCore:
             self._poll()
             self._timer.start()
             plan = self.scheduler.plan()
-            self._transfer(plan)
+            has_refused = self._transfer(plan)
             self._timer.lap(StepPart.PLAN)
             if plan.chunks:
                 self._compute(plan)
             elif plan.left:
-                self._update_sampler(self._batch.update(plan))
+                self._runner.follow(plan)
         deltas, self._deltas = tuple(self._deltas), []
-        return StepResult(deltas=deltas, started=plan.started, did_work=bool(plan.chunks or plan.left))
+        return StepResult(deltas=deltas, started=plan.started, did_work=bool(plan.chunks or plan.left or has_refused))
 
     def _poll(self) -> None:
         """Take in what happened elsewhere: ended leases, ended pulls, settled grammars."""
@@ -190,29 +183,36 @@ class EngineCore:
             return
         self.scheduler.grammar_ready(request)
 
-    def _transfer(self, plan: StepPlan) -> None:
-        """Carry out what the plan decided about blocks and peers; copies first, they read what pulls may overwrite."""
+    def _transfer(self, plan: StepPlan) -> bool:
+        """Carry out what the plan decided about blocks and peers; copies first, they read what pulls may overwrite.
+
+        Returns:
+            Whether a pull was refused at once, so that the next plan has something new to decide.
+        """
         self._storage.copy_blocks(plan.copies)
         if self._source is None:
-            return
+            return False
         for key in plan.cancelled:
             self._source.cancel(key)
         for key in plan.abandoned:
             self._source.abandon(key)
         if plan.pulls:
             self._storage.finish_pending_work()
+        has_refused = False
         for pull in plan.pulls:
             try:
                 self._source.start_pull(pull)
             except TransferError as error:
+                has_refused = True
                 failed = PullOutcome(
                     request_id=pull.request_id, status=PullStatus.FAILED, cause="refused", reason=str(error)
                 )
                 self._settle_pull(failed)
+        return has_refused
 
     def _compute(self, plan: StepPlan) -> None:
         try:
-            sampled = self._forward_and_sample(plan)
+            sampled = self._runner.run(plan)
         except Exception as error:  # noqa: BLE001 - whatever broke the forward ends its requests, never the loop
             for chunk in plan.chunks:
                 self._end(chunk.request, FinishReason.ERROR, _as_engine_error(error, "the forward failed"))
@@ -222,52 +222,11 @@ class EngineCore:
             self._keep([chunk for chunk in plan.chunks if chunk.samples], sampled)
         self._timer.lap(StepPart.APPLY)
 
-    def _forward_and_sample(self, plan: StepPlan) -> SampledTokens | None:
-        """The forward of all chunks and a token for each sampling one; None when none samples."""
-        update = self._batch.update(plan)
-        sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        masked = [i for i, chunk in enumerate(sampling) if chunk.request.matcher is not None]
-        pending = self._grammars.fill([_mask_row(i, sampling[i].request) for i in masked]) if masked else None
-        try:
-            logits = self._runner.forward(plan.chunks)
-        finally:  # also when the forward fails: the sampler's rows must stay the batch's rows
-            self._update_sampler(update)
-        self._timer.lap(StepPart.FORWARD)
-        if logits.prompt.shape[0]:
-            self._keep_prompt_logprobs(plan.chunks, logits.prompt)
-        if not sampling:
-            return None
-        bitmask = pending.wait() if pending is not None else None
-        self._timer.lap(StepPart.MASK_WAIT)
-        rows = [self._batch.row(chunk.request) for chunk in sampling]
-        sampled = self._sampler.sample(logits.sampling, rows, bitmask, masked)
-        self._timer.lap(StepPart.SAMPLE)
-        return sampled
-
-    def _update_sampler(self, update: BatchUpdate) -> None:
-        """Most steps change no row; then the sampler keeps what it worked out for the last one."""
-        if update.removed or update.added or update.moved:
-            self._sampler.update_batch(update)
-
     # -- what a step gave --------------------------------------------------------------------------------------------
-
-    def _keep_prompt_logprobs(self, chunks: Sequence[ScheduledChunk], logits: torch.Tensor) -> None:
-        begin = 0
-        for chunk in chunks:
-            request, count = chunk.request, chunk.num_prompt_logits
-            num_top = request.sampling.prompt_logprobs
-            if count == 0 or num_top is None or request.prompt_logprobs is None:
-                continue
-            targets = request.token_ids[chunk.start + 1 : chunk.start + 1 + count]
-            as_logits = self.settings.prompt_logprobs_as_logits
-            rows = logits[begin : begin + count]
-            request.prompt_logprobs += prompt_logprobs(rows, targets, num_top, as_logits=as_logits)
-            begin += count
 
     def _keep(self, sampling: Sequence[ScheduledChunk], sampled: SampledTokens) -> None:
         """Accept the sampled tokens, one request at a time; an error is that request's alone."""
-        rows: list[int] = []
-        tokens: list[int] = []
+        going_on: list[Request] = []
         for i, chunk in enumerate(sampling):
             request, token_id = chunk.request, sampled.token_ids[i]
             error = NoTokenAllowed("no token is allowed") if i in sampled.failed_rows else _accept(request, token_id)
@@ -278,11 +237,9 @@ class EngineCore:
             self.scheduler.counters.num_generated_tokens += 1
             ending = check_stop(request, self.settings.eos_token_ids, self.settings.max_model_len_tokens)
             if ending is None:
-                rows.append(self._batch.row(request))
-                tokens.append(token_id)
+                going_on.append(request)
             self._emit_token(request, token_id, sampled.logprobs[i], ending)
-        if rows:
-            self._sampler.record(rows, tokens)
+        self._runner.record(going_on)
 
     def _emit_token(
         self, request: Request, token_id: int, logprobs: PositionLogprobs | None, ending: Ending | None
@@ -362,11 +319,6 @@ class EngineCore:
             step_seconds=self._timer.totals(),
             fallbacks=dict(counters.fallbacks),
         )
-
-
-def _mask_row(row: int, request: Request) -> MaskRow:
-    assert request.matcher is not None  # only constrained requests are asked for
-    return MaskRow(row, request.matcher)
 
 
 def _accept(request: Request, token_id: int) -> PDError | None:

@@ -47,6 +47,8 @@ class FakeSource:
     cancelled: list[RequestId] = field(default_factory=list)
     abandoned: list[RequestId] = field(default_factory=list)
     outcomes: list[PullOutcome] = field(default_factory=list)
+    done: list[RequestId] = field(default_factory=list)
+    refuse_pulls: bool = False
 
     def expect(self, request_id: RequestId, reference: KvReference) -> None:
         if self.refuse is not None:
@@ -55,6 +57,8 @@ class FakeSource:
 
     def start_pull(self, plan: PullPlan) -> None:
         self.before_pull(plan)
+        if self.refuse_pulls:
+            raise TransferError("the peer is not known here")
         assert plan.request_id in self.expected
         assert plan.request_id not in self.running
         assert plan.start_token % plan.block_size == 0
@@ -67,6 +71,8 @@ class FakeSource:
         plan = self.running.pop(request_id)
         if status is not PullStatus.FAILED:
             self._write(plan)
+        if status is PullStatus.DONE:
+            self.done.append(request_id)
         self.outcomes.append(PullOutcome(request_id=request_id, status=status, cause=cause, reason=cause))
 
     def cancel(self, request_id: RequestId) -> None:

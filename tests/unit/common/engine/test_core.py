@@ -234,6 +234,15 @@ def test_a_failed_pull_is_an_error_where_the_policy_says_so() -> None:
     assert engine.core.status().num_blocks_in_use == 0
 
 
+def test_a_pull_refused_at_once_is_recomputed_without_any_other_traffic() -> None:
+    engine = make_engine()
+    engine.source.refuse_pulls = True
+    engine.add(ask("a", PROMPT, reference=reference_to(PROMPT, 4)))
+    engine.run()
+    assert engine.answers.tokens("a") == continuation(PROMPT, 8)
+    assert engine.core.status().fallbacks == {"refused": 1}
+
+
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_a_reference_its_source_refuses_follows_the_policy(policy: str) -> None:
     engine = make_engine(on_pull_failure=policy)

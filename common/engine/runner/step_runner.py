@@ -1,0 +1,113 @@
+"""Everything of a step between the plan and the sampled tokens: rows, masks, forward, sampling.
+
+Journey row 8. Owns: the order `begin masks -> forward -> tell the sampler its rows -> end masks -> sample`, in which the
+CPU fills the masks while the device computes. Does not know: policy, what becomes of the tokens.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from common.engine.kv_cache.block_table import num_blocks_for
+from common.engine.kv_cache.storage import KvCacheStorage
+from common.engine.model.forward import DecoderModel
+from common.engine.runner.input_batch import InputBatch
+from common.engine.runner.model_runner import ModelRunner
+from common.engine.runner.prompt_logprobs import prompt_logprobs
+from common.engine.sampling.batch_state import BatchUpdate
+from common.engine.scheduling.sequence import Request
+from common.engine.settings import CoreSettings
+from common.engine.step import SampledTokens, SamplerPort, ScheduledChunk, StepPlan
+from common.engine.step_timer import StepPart, StepTimer
+from common.engine.structured_output.grammar import GrammarService, MaskRow, PendingBitmask
+
+
+class StepRunner:
+    """Runs plans.
+
+    Args:
+        settings: sizes of the batch.
+        model: the decoder.
+        storage: its paged cache.
+        sampler: logits to tokens.
+        grammars: fills the masks of constrained rows.
+        timer: told when each part ends.
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        model: DecoderModel,
+        storage: KvCacheStorage,
+        sampler: SamplerPort,
+        grammars: GrammarService,
+        timer: StepTimer,
+    ) -> None:
+        max_blocks_per_seq = num_blocks_for(settings.max_model_len_tokens, storage.block_size)
+        self._batch = InputBatch(settings.max_num_seqs, max_blocks_per_seq)
+        self._runner = ModelRunner(model, storage, self._batch)
+        self._sampler = sampler
+        self._grammars = grammars
+        self._timer = timer
+        self._prompt_logprobs_as_logits = settings.prompt_logprobs_as_logits
+
+    def follow(self, plan: StepPlan) -> None:
+        """Take note of who left, without computing anything."""
+        self._update_sampler(self._batch.update(plan))
+
+    def run(self, plan: StepPlan) -> SampledTokens | None:
+        """The forward of all chunks and a token for each sampling one, in their order; None when none samples.
+
+        Fills `prompt_logprobs` of requests that asked; changes no other request.
+        """
+        update = self._batch.update(plan)
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        masked, pending = self._begin_masks(sampling)
+        try:
+            logits = self._runner.forward(plan.chunks)
+        finally:  # also when the forward fails: the sampler's rows must stay the batch's rows
+            self._update_sampler(update)
+        self._timer.lap(StepPart.FORWARD)
+        if logits.prompt.shape[0]:
+            self._keep_prompt_logprobs(plan.chunks, logits.prompt)
+        if not sampling:
+            return None
+        bitmask = pending.wait() if pending is not None else None
+        self._timer.lap(StepPart.MASK_WAIT)
+        rows = [self._batch.row(chunk.request) for chunk in sampling]
+        sampled = self._sampler.sample(logits.sampling, rows, bitmask, masked)
+        self._timer.lap(StepPart.SAMPLE)
+        return sampled
+
+    def record(self, requests: Sequence[Request]) -> None:
+        """The last token of each of `requests` was accepted and the request goes on."""
+        if requests:
+            rows = [self._batch.row(request) for request in requests]
+            self._sampler.record(rows, [request.token_ids[-1] for request in requests])
+
+    def _begin_masks(self, sampling: Sequence[ScheduledChunk]) -> tuple[list[int], PendingBitmask | None]:
+        """Which of the logits rows are constrained, and their masks being filled."""
+        asked = [
+            MaskRow(row, chunk.request.matcher)
+            for row, chunk in enumerate(sampling)
+            if chunk.request.matcher is not None
+        ]
+        return [mask.row for mask in asked], self._grammars.fill(asked) if asked else None
+
+    def _update_sampler(self, update: BatchUpdate) -> None:
+        """Most steps change no row; then the sampler keeps what it worked out for the last one."""
+        if update.removed or update.added or update.moved:
+            self._sampler.update_batch(update)
+
+    def _keep_prompt_logprobs(self, chunks: Sequence[ScheduledChunk], logits: torch.Tensor) -> None:
+        begin = 0
+        for chunk in chunks:
+            request, count = chunk.request, chunk.num_prompt_logits
+            num_top = request.sampling.prompt_logprobs
+            if count == 0 or num_top is None or request.prompt_logprobs is None:
+                continue
+            targets = request.token_ids[chunk.start + 1 : chunk.start + 1 + count]
+            rows, begin = logits[begin : begin + count], begin + count
+            request.prompt_logprobs += prompt_logprobs(
+                rows, targets, num_top, as_logits=self._prompt_logprobs_as_logits
+            )
