@@ -1,7 +1,7 @@
 """Everything of a step between the plan and the sampled tokens: rows, masks, forward, sampling.
 
-Journey row 8. Owns: the order `begin masks -> forward -> tell the sampler its rows -> end masks -> sample`, in which the
-CPU fills the masks while the device computes. Does not know: policy, what becomes of the tokens.
+Journey row 8. Owns: the order `begin masks -> forward -> tell the sampler its rows -> end masks -> sample`: the CPU
+fills the masks while the device computes. Does not know: policy, what becomes of the tokens.
 """
 
 from collections.abc import Sequence
