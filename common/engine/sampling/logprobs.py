@@ -7,6 +7,7 @@ Owns: the numbers of `logprobs`, `logprob_token_ids` and `prompt_logprobs`. A ma
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from common.engine.outputs import PositionLogprobs, TokenLogprob
@@ -29,9 +30,9 @@ def position_logprobs(
     """
     shift = scores.logsumexp(dim=1) if normalise else torch.zeros(scores.shape[0], device=scores.device)
     chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
-    higher = (scores > chosen.unsqueeze(1)).sum(dim=1)
-    count = max(request.count for request in requests if request.token_ids is None) if _any_top(requests) else 0
+    count = max((request.count for request in requests if request.token_ids is None), default=0)
     top_values, top_ids = scores.topk(min(count, scores.shape[1]), dim=1)
+    higher = _count_above(scores, chosen, top_values)
     columns = zip(
         token_ids.tolist(),
         (chosen - shift).tolist(),
@@ -66,8 +67,25 @@ def prompt_logprobs(logits: torch.Tensor, next_token_ids: Sequence[int], count: 
     return position_logprobs(logits, tokens, [request] * len(next_token_ids), normalise=True)
 
 
-def _any_top(requests: Sequence[LogprobRequest]) -> bool:
-    return any(request.token_ids is None for request in requests)
+def _count_above(scores: torch.Tensor, values: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    """How many scores float32 [n, vocab_size] of each row are above its value float32 [n]; int64 [n].
+
+    A value not below the lowest of `top` float32 [n, count] is counted there; only the others need a look at everything.
+    """
+    if not top.shape[1]:
+        return _counted(scores, values)
+    above = (top > values.unsqueeze(1)).sum(dim=1)
+    deep = torch.nonzero(values < top[:, -1]).squeeze(1)
+    if deep.numel():
+        above[deep] = _counted(scores[deep], values[deep])
+    return above
+
+
+def _counted(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    above = scores > values.unsqueeze(1)
+    if above.device.type == "cpu":  # numpy counts set bytes many times faster than torch adds them up
+        return torch.from_numpy(np.count_nonzero(above.numpy(), axis=1))
+    return above.sum(dim=1)
 
 
 def _ranked(ids: list[int], values: list[float]) -> tuple[TokenLogprob, ...]:

@@ -19,7 +19,7 @@ from common.engine.sampling.processors.min_tokens import MinTokens
 from common.engine.sampling.processors.penalties import Penalties
 from common.engine.sampling.processors.processor import LogitsProcessor, ProcessorContext
 from common.engine.sampling.processors.thinking_budget import OutputMarkers, ThinkingBudget
-from common.engine.sampling.processors.top_k_top_p import cut
+from common.engine.sampling.processors.top_k_top_p import thresholds
 from common.engine.sampling.row_parameters import StepPlan
 
 
@@ -97,11 +97,10 @@ class Pipeline:
         if plan.cuts is None:
             return logits, weights
         if plan.cut_rows is None:
-            dropped = cut(logits, weights, plan.cuts)
-            return (logits.masked_fill_(dropped, -torch.inf) if keep_logits else logits), weights
-        some_logits, some_weights = logits[plan.cut_rows], weights[plan.cut_rows]
-        dropped = cut(some_logits, some_weights, plan.cuts)
-        weights[plan.cut_rows] = some_weights
-        if keep_logits:
-            logits[plan.cut_rows] = some_logits.masked_fill_(dropped, -torch.inf)
-        return logits, weights
+            lowest = thresholds(weights, plan.cuts)
+        else:
+            lowest = torch.zeros(weights.shape[0], device=weights.device)
+            lowest[plan.cut_rows] = thresholds(weights[plan.cut_rows], plan.cuts)
+        dropped = weights < lowest.unsqueeze(1)
+        weights.masked_fill_(dropped, 0.0)
+        return (logits.masked_fill_(dropped, -torch.inf) if keep_logits else logits), weights

@@ -1,9 +1,9 @@
-"""`min_p`, `top_k` and `top_p`: which tokens stay, decided by thresholds on sorted values.
+"""`min_p`, `top_k` and `top_p`: which tokens stay, decided by one threshold per row.
 
-Owns: the cut. Each keeps everything at or above a threshold, so ties stay together and the result does not depend on
-the order of token ids:
+Owns: the cut. Each of the three keeps everything at or above a probability, so ties stay together, the result does not
+depend on the order of token ids, and all of them together are the highest of their thresholds:
     min_p   probability >= min_p * the highest probability
-    top_k   logit >= the k-th highest logit
+    top_k   probability >= the k-th highest probability
     top_p   mass of strictly likelier tokens < top_p of the mass that min_p and top_k left
 Selection is partial where that is enough: numpy's vectorised partition on CPU, a sort of the short head, and a full
 sort only for rows whose nucleus is longer. Source: Holtzman et al. 2020 (top_p), Nguyen et al. 2024 (min_p).
@@ -22,77 +22,70 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Thresholds of n rows, host arrays [n]: top_k int64 (vocab_size = off), top_p and min_p float64 (1, 0 = off)."""
+    """Parameters of n rows, host arrays [n]: top_k int64 (vocab_size = off), top_p and min_p float64 (1, 0 = off)."""
 
     top_k: npt.NDArray[np.int64]
     top_p: npt.NDArray[np.float64]
     min_p: npt.NDArray[np.float64]
 
 
-def cut(logits: torch.Tensor, probabilities: torch.Tensor, cuts: Cuts) -> torch.Tensor:
-    """Set the probability of dropped tokens to 0, in place.
+def thresholds(probabilities: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+    """The lowest probability that stays in each row; 0 keeps all.
 
     Args:
-        logits: float32 [n, vocab_size], not changed.
-        probabilities: float32 [n, vocab_size], softmax of `logits`; changed in place.
+        probabilities: float32 [n, vocab_size], softmax of the logits; not changed.
         cuts: of these rows.
 
     Returns:
-        bool [n, vocab_size]: which tokens were dropped.
+        float32 [n] on the same device.
     """
-    vocab_size = logits.shape[1]
-    dropped = torch.zeros_like(logits, dtype=torch.bool)
+    lowest = torch.zeros(probabilities.shape[0], device=probabilities.device)
     if (cuts.min_p > 0).any():
-        share = torch.from_numpy(cuts.min_p.astype(np.float32)).to(logits.device)
-        highest = probabilities.amax(dim=1)
-        dropped |= probabilities < (share * highest).unsqueeze(1)
-    if (cuts.top_k < vocab_size).any():
-        dropped |= logits < kth_highest(logits, cuts.top_k).unsqueeze(1)
-    probabilities.masked_fill_(dropped, 0.0)
+        lowest = _moved(cuts.min_p.astype(np.float32), lowest) * probabilities.amax(dim=1)
+    if (cuts.top_k < probabilities.shape[1]).any():
+        lowest = torch.maximum(lowest, _kth_highest(probabilities, cuts.top_k))
     if (cuts.top_p < 1).any():
-        below = probabilities < nucleus_edge(probabilities, cuts.top_p).unsqueeze(1)
-        probabilities.masked_fill_(below, 0.0)
-        dropped |= below
-    return dropped
+        lowest = torch.maximum(lowest, _nucleus_edge(probabilities, lowest, cuts.top_p))
+    return lowest
 
 
-def kth_highest(logits: torch.Tensor, k: npt.NDArray[np.int64]) -> torch.Tensor:
-    """The k-th highest value of each row: logits float32 [n, vocab_size], k int64 [n] -> float32 [n].
+def _moved(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(values).to(like.device)
 
-    `k >= vocab_size` gives -inf: nothing is below it.
-    """
-    vocab_size = logits.shape[1]
-    wanted = np.minimum(k, vocab_size)
-    if logits.device.type == "cpu":
-        places = np.unique(vocab_size - wanted[wanted < vocab_size])
-        part = np.partition(logits.numpy(), places, axis=1)
-        values = torch.from_numpy(part[np.arange(len(wanted)), vocab_size - wanted])
+
+def _kth_highest(probabilities: torch.Tensor, k: npt.NDArray[np.int64]) -> torch.Tensor:
+    """The k-th highest value of each row, float32 [n]; 0 where k is the vocabulary size."""
+    vocab_size = probabilities.shape[1]
+    active = k < vocab_size
+    if probabilities.device.type == "cpu":
+        places = vocab_size - k
+        part = np.partition(probabilities.numpy(), np.unique(places[active]), axis=1)
+        values = torch.from_numpy(part[np.arange(len(k)), places])
     else:
-        head = logits.topk(int(wanted.max()), dim=1).values
-        values = head.gather(1, torch.from_numpy(wanted - 1).to(logits.device).unsqueeze(1)).squeeze(1)
-    off = torch.from_numpy(wanted == vocab_size).to(logits.device)
-    return values.masked_fill(off, -torch.inf)
+        head = probabilities.topk(int(k[active].max()), dim=1).values
+        place = _moved(np.where(active, k - 1, 0), probabilities).unsqueeze(1)
+        values = head.gather(1, place).squeeze(1)
+    return values.masked_fill(_moved(~active, probabilities), 0.0)
 
 
-def nucleus_edge(probabilities: torch.Tensor, top_p: npt.NDArray[np.float64]) -> torch.Tensor:
-    """The lowest probability inside each nucleus.
+def _nucleus_edge(probabilities: torch.Tensor, lowest: torch.Tensor, top_p: npt.NDArray[np.float64]) -> torch.Tensor:
+    """The lowest probability inside each nucleus, float32 [n]; 0 where top_p is off.
 
     Args:
-        probabilities: float32 [n, vocab_size], not necessarily adding up to 1.
-        top_p: float64 [n]; 1 is off.
-
-    Returns:
-        float32 [n]; 0 where top_p is off.
+        probabilities: float32 [n, vocab_size].
+        lowest: float32 [n], what min_p and top_k keep; the nucleus is a share of that mass.
+        top_p: float64 [n].
     """
-    wanted = torch.from_numpy(top_p).to(probabilities.device) * probabilities.sum(dim=1).to(torch.float64)
-    wanted.masked_fill_(torch.from_numpy(top_p >= 1).to(probabilities.device), torch.inf)
-    head = _highest(probabilities, min(_HEAD, probabilities.shape[1]))
-    edges, reached = _edges(head, wanted)
-    off = wanted.isinf()
-    longer = torch.nonzero(~(reached | off)).squeeze(1)
-    if longer.numel() and head.shape[1] < probabilities.shape[1]:
-        rows = probabilities[longer]
-        edges[longer], _ = _edges(_highest(rows, rows.shape[1]), wanted[longer])
+    vocab_size = probabilities.shape[1]
+    share = _moved(top_p, probabilities)
+    whole = probabilities.sum(dim=1).to(torch.float64)
+    head = _highest(probabilities, min(_HEAD, vocab_size))
+    edges, is_found = _edges(head, lowest, share, whole)
+    off = share >= 1
+    longer = torch.nonzero(~(is_found | off)).squeeze(1)
+    if longer.numel() and head.shape[1] < vocab_size:
+        every = _highest(probabilities[longer], vocab_size)
+        edges[longer], _ = _edges(every, lowest[longer], share[longer], whole[longer])
     return edges.masked_fill_(off, 0.0)
 
 
@@ -106,12 +99,25 @@ def _highest(probabilities: torch.Tensor, count: int) -> torch.Tensor:
     return torch.from_numpy(np.sort(values, axis=1)[:, ::-1].copy())
 
 
-def _edges(head: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Last value of each descending row float32 [n, count] whose mass before it is below `wanted` float64 [n].
+def _edges(
+    head: torch.Tensor, lowest: torch.Tensor, share: torch.Tensor, whole: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each nucleus ends in a descending head of its row.
 
-    Returns: the values float32 [n], and bool [n]: whether the row's mass reaches `wanted`.
+    Args:
+        head: float32 [n, count], the highest probabilities, descending.
+        lowest: float32 [n], entries below it are gone already.
+        share: float64 [n], of the mass that is left.
+        whole: float64 [n], mass of the whole row.
+
+    Returns:
+        The last value inside, float32 [n], and bool [n]: False where the head is too short to tell.
     """
-    mass = head.to(torch.float64).cumsum(dim=1)
+    stays = head >= lowest.unsqueeze(1)
+    mass = (head * stays).to(torch.float64).cumsum(dim=1)
+    uncut = lowest <= 0
+    wanted = share * torch.where(uncut, whole, mass[:, -1])
     before = mass - head
-    inside = (before < wanted.unsqueeze(1)).sum(dim=1).clamp_(min=1)
-    return head.gather(1, (inside - 1).unsqueeze(1)).squeeze(1), mass[:, -1] >= wanted
+    inside = ((before < wanted.unsqueeze(1)) & stays).sum(dim=1).clamp_(min=1)
+    edges = head.gather(1, (inside - 1).unsqueeze(1)).squeeze(1)
+    return edges, torch.where(uncut, mass[:, -1] >= wanted, ~stays[:, -1])
