@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
+from common.engine.structured_output.vocabulary import Int32Array
 from common.wire.constraint import Constraint
 
 
@@ -70,7 +69,7 @@ class Backend(Protocol):
         """
         ...
 
-    def fill(self, rows: Sequence[FillRow], bitmask: torch.Tensor) -> None:
+    def fill(self, rows: Sequence[FillRow], bitmask: Int32Array) -> None:
         """Write the next-token mask of each matcher into its row.
 
         The canonical end token's bit is set exactly where the matcher can end. A matcher that cannot say what is
@@ -78,6 +77,6 @@ class Backend(Protocol):
 
         Args:
             rows: matchers of this backend's grammars; row numbers are distinct.
-            bitmask: int32 CPU `[num_rows, ceil(vocab_size / 32)]`, contiguous; only the named rows are written.
+            bitmask: int32 `[num_rows, ceil(vocab_size / 32)]`, contiguous; only the named rows are written.
         """
         ...

@@ -54,6 +54,7 @@ class BitmaskFiller:
         self._pin_memory = pin_memory
         self._end_word = vocabulary.end_token_id // 32
         self._end_bit = np.uint32(1 << (vocabulary.end_token_id % 32))
+        self._valid_words = vocabulary.word_mask(range(vocabulary.size))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-fill")
 
     def fill(self, rows: Sequence[MaskRow]) -> FutureBitmask | ReadyBitmask:
@@ -72,21 +73,21 @@ class BitmaskFiller:
         by_backend: defaultdict[str, list[FillRow]] = defaultdict(list)
         for index, matcher in enumerate(matchers):
             by_backend[matcher.backend].append(FillRow(matcher.inner, index))
+        words = bitmask.numpy()
         for name, rows in by_backend.items():
-            self._backends[name].fill(rows, bitmask)
-        words = bitmask.numpy().view(np.uint32)
-        for matcher, row in zip(matchers, words, strict=True):
+            self._backends[name].fill(rows, words)
+        for matcher, row in zip(matchers, words.view(np.uint32), strict=True):
             self._spread_stops(matcher, row)
         return bitmask
 
     def _spread_stops(self, matcher: RequestMatcher, row: np.ndarray[tuple[int, ...], np.dtype[np.uint32]]) -> None:
-        """Give every stop id of the request the canonical end token's bit, in place."""
+        """Give every stop id of the request the canonical end token's bit and clear padding bits, in place."""
         if matcher.is_terminated():
             row[:] = matcher.stop_words
             return
         can_end = bool(row[self._end_word] & self._end_bit)
         row[self._end_word] &= ~self._end_bit
-        row &= ~matcher.stop_words
+        row &= self._valid_words & ~matcher.stop_words
         if can_end:
             row |= matcher.stop_words
 

@@ -7,11 +7,10 @@ Does not know: caches, stop tokens beyond the canonical one, which constraints a
 from collections.abc import Sequence
 
 import llguidance
-import torch
 
 from common.engine.structured_output.backend import BackendMatcher, FillRow
 from common.engine.structured_output.guidance_source import grammar_source
-from common.engine.structured_output.vocabulary import Vocabulary
+from common.engine.structured_output.vocabulary import Int32Array, Vocabulary
 from common.errors import ConstraintRejected
 from common.wire.constraint import Constraint
 
@@ -31,12 +30,12 @@ class _VocabularyAdapter:
         self.eos_token_id = vocabulary.end_token_id
         self.tokens = list(vocabulary.token_bytes)
         self.special_token_ids = sorted(vocabulary.special_token_ids)
-        self._tokenizer = vocabulary.tokenizer
+        self._encode = vocabulary.encode
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Canonical tokens of a text the grammar forces."""
         decoded = text.decode(errors="replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(decoded, add_special_tokens=False)
+        return self._encode(decoded)
 
 
 class GuidanceMatcher:
@@ -114,18 +113,18 @@ class GuidanceBackend:
         if matcher.is_error():
             raise ConstraintRejected(_reason(matcher.get_error()), constraint.field)
 
-    def fill(self, rows: Sequence[FillRow], bitmask: torch.Tensor) -> None:
+    def fill(self, rows: Sequence[FillRow], bitmask: Int32Array) -> None:
         """Fill rows in parallel with the GIL released."""
         pairs = [(self._native(row.matcher), row.row) for row in rows]
         words = bitmask.shape[1]
         if len(pairs) == 1:
             native, index = pairs[0]
-            native.unsafe_compute_mask_ptr(bitmask.data_ptr() + index * words * 4, words * 4)
+            native.unsafe_compute_mask_ptr(bitmask.ctypes.data + index * words * 4, words * 4)
         elif pairs:
-            self._executor.unsafe_compute_mask_ptr(pairs, bitmask.data_ptr(), words * 4, bitmask.shape[0])
+            self._executor.unsafe_compute_mask_ptr(pairs, bitmask.ctypes.data, words * 4, bitmask.shape[0])
         for native, index in pairs:
             if native.is_error():
-                bitmask[index].zero_()
+                bitmask[index] = 0
 
     @staticmethod
     def _native(matcher: BackendMatcher) -> llguidance.LLMatcher:
@@ -136,7 +135,7 @@ class GuidanceBackend:
 
 def _native_tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
     """From the tokenizer's own description where there is one: forced text is then tokenised without the GIL."""
-    description = vocabulary.tokenizer.hf_tokenizer_json
+    description = vocabulary.description
     if description is not None:
         return llguidance.LLTokenizer(description, n_vocab=vocabulary.size, eos_token=vocabulary.end_token_id)
     return llguidance.LLTokenizer(_VocabularyAdapter(vocabulary), n_vocab=vocabulary.size)

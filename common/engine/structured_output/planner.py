@@ -1,11 +1,21 @@
 """Which backends to try for a constraint, in which order, with what.
 
-Owns: the order of attempts. Pure. What each backend enforces exactly: `exactness`.
+Owns: the order of attempts, and the rule that nothing inexact is attempted unless `on_inexact: validate` says so. Pure.
+What each backend keeps: `exactness`. What is rewritten first: `normalise`.
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from common.config.engine import GrammarConfig
+from common.engine.structured_output.exactness import gaps
+from common.engine.structured_output.json_schema import Schema, is_schema
+from common.engine.structured_output.normalise import normalise
+from common.engine.structured_output.weaken import weaken
+from common.errors import ConstraintRejected
 from common.wire.constraint import Constraint, ConstraintKind
 
 
@@ -24,18 +34,75 @@ class Attempt:
     unenforced: tuple[str, ...] = ()
 
 
-_NATIVE_TO_XGRAMMAR = frozenset({ConstraintKind.STRUCTURAL_TAG})
+_TAKERS = {
+    ConstraintKind.JSON_SCHEMA: "guidance",
+    ConstraintKind.JSON_OBJECT: "guidance",
+    ConstraintKind.REGEX: "guidance",
+    ConstraintKind.CHOICE: "guidance",
+    ConstraintKind.GRAMMAR: "guidance",
+    ConstraintKind.STRUCTURAL_TAG: "xgrammar",
+}
+"""`backend: auto`: llguidance wherever it has the form: ready at once, exact or refusing (docs/decisions/0003)."""
 
 
 def plan(constraint: Constraint, config: GrammarConfig) -> tuple[Attempt, ...]:
-    """Attempts in order; the first that compiles serves. Raises `ConstraintRejected` when there can be none."""
-    if config.backend != "auto":
-        return (Attempt(config.backend, constraint),)
-    if constraint.kind in _NATIVE_TO_XGRAMMAR or is_ebnf(constraint):
-        return (Attempt("xgrammar", constraint),)
-    return (Attempt("guidance", constraint),)
+    """Attempts in order; the first that compiles serves, the last one's reason is the refusal's.
+
+    Raises:
+        ConstraintRejected: nothing may be attempted.
+    """
+    asked = _under_config(constraint, config)
+    backend = config.backend if config.backend != "auto" else _natural_backend(asked)
+    if asked.kind is not ConstraintKind.JSON_SCHEMA:
+        return (Attempt(backend, asked),)
+    return _plan_schema(asked, backend, config)
 
 
 def is_ebnf(constraint: Constraint) -> bool:
     """Whether a grammar is written in EBNF (`name ::= ...`) rather than Lark (`name: ...`)."""
     return constraint.kind is ConstraintKind.GRAMMAR and "::=" in constraint.value
+
+
+def _natural_backend(constraint: Constraint) -> str:
+    return "xgrammar" if is_ebnf(constraint) else _TAKERS[constraint.kind]
+
+
+def _under_config(constraint: Constraint, config: GrammarConfig) -> Constraint:
+    if config.disable_any_whitespace and constraint.any_whitespace and constraint.whitespace_pattern is None:
+        return msgspec.structs.replace(constraint, any_whitespace=False)
+    return constraint
+
+
+def _plan_schema(constraint: Constraint, backend: str, config: GrammarConfig) -> tuple[Attempt, ...]:
+    schema: object = json.loads(constraint.value)
+    if is_schema(schema):
+        schema = normalise(schema, additional_properties=constraint.additional_properties)
+    if schema is False:
+        raise ConstraintRejected("no output can satisfy this constraint", constraint.field)
+    normal: Schema = schema if is_schema(schema) else {}
+    found = gaps(backend, normal)
+    attempts: list[Attempt] = []
+    if not found:
+        attempts.append(Attempt(backend, _with_schema(constraint, normal)))
+    if config.on_inexact == "validate":
+        attempts.extend(_superset(constraint, normal, backend))
+    if not attempts:
+        raise ConstraintRejected(_listed(found), constraint.field)
+    return tuple(attempts)
+
+
+def _superset(constraint: Constraint, normal: Schema, backend: str) -> Sequence[Attempt]:
+    loose, left_out = weaken(normal)
+    if not left_out or not is_schema(loose) or gaps(backend, loose):
+        return ()
+    return (Attempt(backend, _with_schema(constraint, loose), left_out),)
+
+
+def _with_schema(constraint: Constraint, schema: Schema) -> Constraint:
+    text = json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+    return msgspec.structs.replace(constraint, value=text)
+
+
+def _listed(found: Sequence[str]) -> str:
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"cannot be enforced exactly: {found[0]}{more}"

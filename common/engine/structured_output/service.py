@@ -5,20 +5,26 @@ Does not know: requests, roles, HTTP.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Protocol
 
-from common.clock import Clock
+from common.clock import Clock, Deadline
 from common.config.engine import GrammarConfig
 from common.engine.structured_output.backend import Backend
 from common.engine.structured_output.bitmask import BitmaskFiller
 from common.engine.structured_output.cache import CacheEntry, CacheKey, GrammarCache
 from common.engine.structured_output.door import check_at_door
-from common.engine.structured_output.grammar import CompileState, GrammarTicket, MaskRow, PendingBitmask
+from common.engine.structured_output.final_check import why_invalid
+from common.engine.structured_output.grammar import GrammarTicket, MaskRow, PendingBitmask
 from common.engine.structured_output.guidance_backend import GuidanceBackend
-from common.engine.structured_output.planner import plan
+from common.engine.structured_output.limits import LimitPassed, probe_error
+from common.engine.structured_output.planner import Attempt, plan
+from common.engine.structured_output.probe import CompileProbe
+from common.engine.structured_output.probe_wire import ProbeVerdict
 from common.engine.structured_output.request_matcher import RequestMatcher
+from common.engine.structured_output.risk import needs_probe
 from common.engine.structured_output.ticket import Ticket
 from common.engine.structured_output.vocabulary import Vocabulary, read_vocabulary
 from common.engine.structured_output.xgrammar_backend import XGrammarBackend
@@ -27,6 +33,7 @@ from common.errors import Bug, ConstraintRejected
 from common.wire.constraint import Constraint
 
 _COMPILE_THREADS = 2
+_PROBES = 2
 
 
 class GrammarObserver(Protocol):
@@ -61,9 +68,10 @@ class LocalGrammarService:
         logits_width: width of the model's logits when wider than the vocabulary (padding).
         pin_memory: page-locked mask buffers, for `device: cuda`.
         observer: counts compilations and cache look-ups.
+        warm: load the slow compilers' probe in the background now, rather than when a constraint first needs it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 four optional facts of the deployment, each by name
         self,
         tokenizer: Tokenizer,
         config: GrammarConfig,
@@ -72,6 +80,7 @@ class LocalGrammarService:
         logits_width: int | None = None,
         pin_memory: bool = False,
         observer: GrammarObserver | None = None,
+        warm: bool = False,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -84,6 +93,10 @@ class LocalGrammarService:
         self._compiling: dict[CacheKey, Ticket] = {}
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=_COMPILE_THREADS, thread_name_prefix="grammar-compile")
+        self._probe = CompileProbe(self._vocabulary, config.compile_memory_bytes)
+        self._probe_threads = ThreadPoolExecutor(max_workers=_PROBES, thread_name_prefix="grammar-probe")
+        if warm:
+            self._probe_threads.submit(self._probe.load, "xgrammar")
 
     def check(self, constraint: Constraint) -> None:
         """Cheap refusal at the door. Raises `ConstraintRejected`."""
@@ -109,6 +122,15 @@ class LocalGrammarService:
             self._settle_from(entry, ticket)
         return ticket
 
+    def why_invalid(self, ticket: GrammarTicket, text: str) -> str | None:
+        """What is wrong with a finished text, None when nothing is.
+
+        Needed only where the ticket's `unenforced` is not empty (`on_inexact: validate`); costs a full validation.
+        """
+        if not isinstance(ticket, Ticket) or not ticket.unenforced:
+            return None
+        return why_invalid(ticket.constraint.value, text)
+
     def start_matcher(self, ticket: GrammarTicket, stop_token_ids: frozenset[int]) -> RequestMatcher:
         """A fresh matcher of a READY ticket.
 
@@ -129,9 +151,15 @@ class LocalGrammarService:
         """Begin filling; returns at once."""
         return self._filler.fill(rows)
 
+    def probe_server_pid(self) -> int | None:
+        """Process id of the probe server; None before a constraint needed it."""
+        return self._probe.server_pid()
+
     def close(self) -> None:
-        """Stop compiling and end the threads."""
+        """Stop compiling; end threads and probe processes. Tickets still compiling stay so."""
+        self._probe.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._probe_threads.shutdown(wait=True, cancel_futures=True)
         self._filler.close()
 
     def _settle_from(self, entry: CacheEntry, ticket: Ticket) -> None:
@@ -144,45 +172,84 @@ class LocalGrammarService:
             ticket.fail(ConstraintRejected(error.message, ticket.constraint.field), ticket.asked_s)
 
     def _run(self, ticket: Ticket) -> None:
-        """Compile `ticket`'s constraint on a compile thread and settle it; never raises."""
+        """On a compile thread: plan and make the attempts of `ticket`; settles it or hands it to a probe thread."""
+        with self._settling(ticket):
+            check_at_door(ticket.constraint)
+            self._attempt(ticket, plan(ticket.constraint, self._config), None)
+
+    def _run_probed(self, ticket: Ticket, attempts: Sequence[Attempt], error: ConstraintRejected | None) -> None:
+        """On a probe thread: the same from the first attempt that needs a probe."""
+        with self._settling(ticket):
+            if self._survives_probe(ticket, attempts[0]):
+                self._attempt(ticket, attempts, error, is_probed=True)
+
+    def _attempt(
+        self,
+        ticket: Ticket,
+        attempts: Sequence[Attempt],
+        error: ConstraintRejected | None,
+        *,
+        is_probed: bool = False,
+    ) -> None:
+        """Make `attempts` in order until one compiles; `error` is the reason of the one before."""
+        for index, attempt in enumerate(attempts):
+            if not (is_probed and index == 0) and needs_probe(attempt.backend, attempt.constraint):
+                self._probe_threads.submit(self._run_probed, ticket, attempts[index:], error)
+                return
+            started_s = self._clock.now_s()
+            try:
+                grammar = self._backends[attempt.backend].compile(attempt.constraint)
+            except ConstraintRejected as refused:
+                self._observer.compiled(attempt.backend, "rejected", self._clock.now_s() - started_s)
+                error = refused
+            else:
+                self._observer.compiled(attempt.backend, "ready", self._clock.now_s() - started_s)
+                entry = CacheEntry(grammar=grammar, backend=attempt.backend, unenforced=attempt.unenforced)
+                self._settle(ticket, entry)
+                return
+        raise error or ConstraintRejected("no backend takes it", ticket.constraint.field)
+
+    def _survives_probe(self, ticket: Ticket, attempt: Attempt) -> bool:
+        """Whether compiling here is safe now; otherwise raises why not.
+
+        The probe may take half of the time that is left: the other half is for doing it again in this process.
+        """
+        left_s = ticket.asked_s + self._config.compile_timeout_s - self._clock.now_s()
+        self._probe.load(attempt.backend)
+        deadline = Deadline.after(self._clock, max(left_s, 0.0) / 2)
+        report = self._probe.try_compile(attempt.backend, attempt.constraint, deadline)
+        if report.verdict is ProbeVerdict.COMPILED:
+            return True
+        outcome = "rejected" if report.verdict is ProbeVerdict.REJECTED else "limit"
+        self._observer.compiled(attempt.backend, outcome, report.compile_s)
+        raise probe_error(report, attempt.constraint, self._config)
+
+    @contextmanager
+    def _settling(self, ticket: Ticket) -> Iterator[None]:
+        """Whatever goes wrong inside fails the ticket, and only it."""
         try:
-            entry = self._compile_entry(ticket.constraint)
+            yield
+        except LimitPassed as error:
+            self._settle(ticket, CacheEntry(error=error), is_cached=False)
         except ConstraintRejected as error:
-            entry = CacheEntry(error=error)
+            self._settle(ticket, CacheEntry(error=error))
         except Exception as error:  # noqa: BLE001 a library's surprise fails this constraint, never the engine
-            entry = CacheEntry(error=ConstraintRejected(f"cannot be compiled: {error}", ticket.constraint.field))
-        now_s = self._clock.now_s()
-        entry.settled_s = now_s
+            refused = ConstraintRejected(f"cannot be compiled: {error}", ticket.constraint.field)
+            self._settle(ticket, CacheEntry(error=refused), is_cached=False)
+
+    def _settle(self, ticket: Ticket, entry: CacheEntry, *, is_cached: bool = True) -> None:
+        entry.settled_s = now_s = self._clock.now_s()
         with self._lock:
-            self._cache.put(ticket.constraint.key, entry)
+            if is_cached:
+                self._cache.put(ticket.constraint.key, entry)
             del self._compiling[ticket.constraint.key]
         if entry.grammar is not None:
             ticket.succeed(entry.grammar, entry.backend, now_s, entry.unenforced)
         else:
             ticket.fail(entry.error or ConstraintRejected("refused", ticket.constraint.field), now_s)
 
-    def _compile_entry(self, constraint: Constraint) -> CacheEntry:
-        check_at_door(constraint)
-        first_error: ConstraintRejected | None = None
-        for attempt in plan(constraint, self._config):
-            started_s = self._clock.now_s()
-            try:
-                grammar = self._backends[attempt.backend].compile(attempt.constraint)
-            except ConstraintRejected as error:
-                self._observer.compiled(attempt.backend, "rejected", self._clock.now_s() - started_s)
-                first_error = first_error or error
-            else:
-                self._observer.compiled(attempt.backend, "ready", self._clock.now_s() - started_s)
-                return CacheEntry(grammar=grammar, backend=attempt.backend, unenforced=attempt.unenforced)
-        raise first_error or ConstraintRejected(
-            f"no backend takes a {constraint.kind.value} constraint", constraint.field
-        )
-
 
 def _make_backends(vocabulary: Vocabulary) -> Mapping[str, Backend]:
     guidance: Backend = GuidanceBackend(vocabulary)
     fast: Backend = XGrammarBackend(vocabulary)
     return {guidance.name: guidance, fast.name: fast}
-
-
-__all__ = ["CompileState", "GrammarObserver", "LocalGrammarService"]

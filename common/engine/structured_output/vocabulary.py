@@ -3,7 +3,7 @@
 Owns: the frozen table made once from a `Tokenizer`. Does not know any grammar library.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from common.engine.tokenizer import Tokenizer
 from common.errors import StartupError
 
 UInt32Array = npt.NDArray[np.uint32]
+Int32Array = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +24,15 @@ class Vocabulary:
         token_bytes: `[size]`; for special tokens their name, for ids without a token `b""`.
         special_token_ids: ids whose bytes are a name, not text.
         end_token_id: the canonical end token that stands for every stop id towards the libraries.
-        tokenizer: where the table came from; backends may ask it for its description and for canonical tokens.
+        description: text of a `tokenizer.json` that behaves alike, where there is one.
+        encode: canonical token ids of a text, without any special tokens around it.
     """
 
     token_bytes: tuple[bytes, ...]
     special_token_ids: frozenset[int]
     end_token_id: int
-    tokenizer: Tokenizer
+    description: str | None
+    encode: Callable[[str], list[int]]
 
     @property
     def size(self) -> int:
@@ -69,5 +72,6 @@ def read_vocabulary(tokenizer: Tokenizer, logits_width: int | None = None) -> Vo
         token_bytes=tuple(table),
         special_token_ids=special,
         end_token_id=min(tokenizer.eos_token_ids),
-        tokenizer=tokenizer,
+        description=tokenizer.hf_tokenizer_json,
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
     )

@@ -6,12 +6,11 @@ widens what it lacks without an error: what may be sent here is decided elsewher
 
 from collections.abc import Sequence
 
-import torch
 import xgrammar
 
 from common.engine.structured_output.backend import BackendMatcher, FillRow
 from common.engine.structured_output.json_rules import MAX_WHITESPACE
-from common.engine.structured_output.vocabulary import Vocabulary
+from common.engine.structured_output.vocabulary import Int32Array, Vocabulary
 from common.errors import ConstraintRejected
 from common.wire.constraint import Constraint, ConstraintKind
 
@@ -130,7 +129,7 @@ class XGrammarBackend:
             max_whitespace_cnt=MAX_WHITESPACE if constraint.any_whitespace else None,
         )
 
-    def fill(self, rows: Sequence[FillRow], bitmask: torch.Tensor) -> None:
+    def fill(self, rows: Sequence[FillRow], bitmask: Int32Array) -> None:
         """Fill rows; in parallel with the GIL released when there are several."""
         natives = [self._native(row.matcher) for row in rows]
         if len(natives) == 1:

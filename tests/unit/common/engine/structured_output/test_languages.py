@@ -1,20 +1,12 @@
 """What each kind of constraint allows, end to end through the service, byte by byte."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from common.engine.structured_output.service import LocalGrammarService
 from common.wire.constraint import Constraint, ConstraintKind
-from tests.support.grammars import accepts, make_service, schema
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[LocalGrammarService]:
-    service = make_service()
-    yield service
-    service.close()
+from tests.support.grammars import accepts, schema
 
 
 @pytest.mark.parametrize(

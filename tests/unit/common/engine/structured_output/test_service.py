@@ -1,7 +1,5 @@
 """The service as the engine sees it: tickets, cache, stops, masks. Languages: the backends' own tests."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from common.engine.structured_output.grammar import CompileState, MaskRow
@@ -13,13 +11,6 @@ from tests.support.grammars import STOPS, accepts, allowed, make_service, schema
 
 PERSON = '{"type":"object","properties":{"x":{"type":"integer"}},"required":["x"],"additionalProperties":false}'
 PAD = SPECIAL_TOKENS["<|pad|>"]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[LocalGrammarService]:
-    service = make_service()
-    yield service
-    service.close()
 
 
 def test_a_schema_is_followed_to_its_end_and_the_stop_token_terminates(service: LocalGrammarService) -> None:

@@ -1,0 +1,88 @@
+"""What each backend would not enforce exactly in a JSON schema, by name.
+
+Owns: one table per backend, checked against `jsonschema` in the tests. Pure. Exact: whatever the masks allow is valid.
+A library that refuses by itself needs no entry here; these are the keywords it would take and then not keep.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from common.engine.structured_output.json_schema import ANNOTATIONS, Schema, is_schema, walk
+from common.engine.structured_output.normalise import OLD_DRAFTS, draft_of
+
+Gap = str
+"""One sentence: which keyword, where, why."""
+
+_OBJECT_KEYS = frozenset({"type", "properties", "required", "additionalProperties"})
+_STRICT_SHAPES: tuple[frozenset[str], ...] = (
+    frozenset({"$ref"}),
+    frozenset({"anyOf"}),
+    frozenset({"const"}),
+    frozenset({"enum"}),
+    frozenset({"type", "minLength", "maxLength"}),
+    frozenset({"type", "pattern"}),
+    frozenset({"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
+    frozenset({"type", "items", "minItems", "maxItems"}),
+    frozenset({"type", "prefixItems", "items"}),
+    _OBJECT_KEYS,
+)
+"""Sets of keywords that xgrammar 0.2.9 keeps when a node has no others. Beside each other it drops some (`pattern` and
+`maxLength`), and what it cannot say (`not`, overlapping `oneOf`, `multipleOf`) it leaves out with a line on stderr."""
+
+
+def gaps(backend: str, schema: Schema) -> tuple[Gap, ...]:
+    """Why `backend` must not get `schema`; empty when it keeps all of it or refuses by itself."""
+    table = _TABLES.get(backend, _no_gaps)
+    return tuple(f"{reason} (at {path})" for path, node in walk(schema) for reason in table(node, schema))
+
+
+def _no_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
+    del node, root
+    yield from ()
+
+
+def _guidance_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
+    """Nearly everything else llguidance 1.9 does not keep it refuses by itself."""
+    if isinstance(node.get("items"), list) and draft_of(root) not in (*OLD_DRAFTS, "2019-09"):
+        yield "a list of `items` is the older drafts' form: write `prefixItems`, or name the draft in `$schema`"
+    least = node.get("minProperties")
+    if isinstance(least, int) and least > _num_required(node) + 1 and _is_open(node):
+        yield "`minProperties` beside undeclared properties: one key written twice would count twice"
+
+
+def _xgrammar_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
+    """xgrammar: only nodes of the shapes above."""
+    del root
+    keywords = frozenset(node) - ANNOTATIONS - {"$defs", "definitions"}
+    if not keywords:
+        return
+    if not any(keywords <= shape for shape in _STRICT_SHAPES):
+        yield f"{_names(keywords)} in one schema cannot be relied on with xgrammar"
+    elif keywords <= _OBJECT_KEYS and ("properties" in node or "required" in node):
+        declared = node.get("properties")
+        names = declared if is_schema(declared) else {}
+        required = node.get("required")
+        if node.get("additionalProperties") is not False:
+            yield "declared beside undeclared properties: xgrammar may repeat a declared key with another value"
+        if isinstance(required, list) and not all(name in names for name in required):
+            yield "`required` names an undeclared property"
+    if "pattern" in keywords and "type" not in keywords:
+        yield "`pattern` without `type`"
+
+
+def _num_required(node: Schema) -> int:
+    required = node.get("required")
+    return len(required) if isinstance(required, list) else 0
+
+
+def _is_open(node: Schema) -> bool:
+    return node.get("additionalProperties") is not False or bool(node.get("patternProperties"))
+
+
+def _names(keywords: frozenset[str]) -> str:
+    return ", ".join(f"`{keyword}`" for keyword in sorted(keywords))
+
+
+_TABLES: Mapping[str, Callable[[Schema, Schema], Iterator[Gap]]] = {
+    "guidance": _guidance_gaps,
+    "xgrammar": _xgrammar_gaps,
+}

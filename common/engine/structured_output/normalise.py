@@ -1,0 +1,165 @@
+"""The same language in fewer keywords: what a grammar library need not know is rewritten before it sees the schema.
+
+Owns: the rewriting rules; each keeps the set of valid values exactly (`additional_properties` off is the one exception,
+and it is asked for). Pure. A keyword no rule applies to stays as it is, and whoever cannot enforce it refuses it.
+"""
+
+from common.engine.structured_output.complement import Complementer, union
+from common.engine.structured_output.disjoint import DisjointProver
+from common.engine.structured_output.json_schema import Schema, is_schema, rebuild, walk
+
+KNOWN_FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
+)
+"""Formats that are enforced. Any other is an annotation, as JSON schema has it by default."""
+
+OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
+_DRAFTS = (*OLD_DRAFTS, "2019-09", "2020-12")
+
+
+def draft_of(schema: Schema) -> str | None:
+    """The draft a schema names in `$schema`; None when it names none we know (then it is read as 2020-12)."""
+    named = schema.get("$schema")
+    return next((draft for draft in _DRAFTS if isinstance(named, str) and draft in named), None)
+
+
+def normalise(schema: Schema, *, additional_properties: bool = True) -> object:
+    """An equivalent schema.
+
+    Args:
+        schema: the root, a JSON object; not changed.
+        additional_properties: what objects that say nothing about it allow; False closes them.
+
+    Returns:
+        A schema or a boolean.
+    """
+    rules = _Rules(schema, additional_properties=additional_properties)
+    return rebuild(schema, rules.rewrite)
+
+
+class _Rules:
+    def __init__(self, root: Schema, *, additional_properties: bool) -> None:
+        self._additional_properties = additional_properties
+        self._keeps_places = _has_deep_references(root)
+        self._is_old = draft_of(root) in OLD_DRAFTS
+        self._is_named = draft_of(root) is not None
+        self._complementer = Complementer(root)
+        self._prover = DisjointProver(root)
+
+    def rewrite(self, node: Schema) -> object:
+        """One object schema; its sub-schemas are rewritten already."""
+        if self._is_old and "$ref" in node:
+            _keep_only_reference(node)
+        if "$schema" in node and not self._is_named:
+            del node["$schema"]
+        _drop_vacuous(node)
+        self._close(node)
+        if self._keeps_places:
+            return node
+        self._rewrite_dependencies(node)
+        self._rewrite_conditional(node)
+        self._rewrite_not(node)
+        self._rewrite_one_of(node)
+        return node
+
+    def _close(self, node: Schema) -> None:
+        """`disable_additional_properties`."""
+        if self._additional_properties or "additionalProperties" in node or "patternProperties" in node:
+            return
+        if "properties" in node or node.get("type") == "object":
+            node["additionalProperties"] = False
+
+    def _rewrite_dependencies(self, node: Schema) -> None:
+        """If the property is there, more holds: it is absent, or more holds."""
+        for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+            rules = node.pop(keyword, None)
+            if not is_schema(rules):
+                continue
+            for name, consequence in rules.items():
+                holds = {"required": consequence} if isinstance(consequence, list) else consequence
+                if holds not in (True, {}, {"required": []}):
+                    _require(node, {"anyOf": [{"properties": {name: False}}, holds]})
+
+    def _rewrite_conditional(self, node: Schema) -> None:
+        if "if" not in node:
+            node.pop("then", None)
+            node.pop("else", None)
+            return
+        condition, then, otherwise = node["if"], node.get("then", True), node.get("else", True)
+        opposite = self._complementer.complement(condition)
+        if opposite is None:
+            return
+        for keyword in ("if", "then", "else"):
+            node.pop(keyword, None)
+        when = [_both(condition, then), _both(opposite, otherwise)]
+        _require(node, union(when))
+
+    def _rewrite_not(self, node: Schema) -> None:
+        if "not" not in node:
+            return
+        opposite = self._complementer.complement(node["not"])
+        if opposite is not None:
+            del node["not"]
+            _require(node, opposite)
+
+    def _rewrite_one_of(self, node: Schema) -> None:
+        members = node.get("oneOf")
+        if not isinstance(members, list) or not self._prover.all_disjoint(members):
+            return
+        del node["oneOf"]
+        if "anyOf" in node:
+            _require(node, {"anyOf": members})
+        else:
+            node["anyOf"] = members
+
+
+def _has_deep_references(root: Schema) -> bool:
+    """Whether a reference points below a definition: then nothing may move."""
+    for _, node in walk(root):
+        reference = node.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            parts = reference[2:].split("/")
+            if len(parts) != 2 or parts[0] not in ("$defs", "definitions"):
+                return True
+    return False
+
+
+def _keep_only_reference(node: Schema) -> None:
+    """Up to draft 7, what stands beside `$ref` means nothing."""
+    for keyword in list(node):
+        if keyword not in ("$ref", "$defs", "definitions", "$schema", "$id", "id"):
+            del node[keyword]
+
+
+def _drop_vacuous(node: Schema) -> None:
+    """Keywords that forbid nothing here."""
+    if "format" in node and node["format"] not in KNOWN_FORMATS:
+        del node["format"]
+    if node.get("uniqueItems") is False or _holds_at_most_one(node):
+        node.pop("uniqueItems", None)
+    for keyword in ("minItems", "minLength", "minProperties"):
+        if node.get(keyword) == 0 and not isinstance(node[keyword], bool):
+            del node[keyword]
+
+
+def _holds_at_most_one(node: Schema) -> bool:
+    most = node.get("maxItems")
+    return isinstance(most, int) and most <= 1
+
+
+def _both(one: object, other: object) -> object:
+    if one is True or one == {}:
+        return other
+    if other is True or other == {}:
+        return one
+    if one is False or other is False:
+        return False
+    return {"allOf": [one, other]}
+
+
+def _require(node: Schema, condition: object) -> None:
+    """Add a condition to a node, in place."""
+    if condition is True:
+        return
+    present = node.get("allOf")
+    node["allOf"] = [*(present if isinstance(present, list) else []), condition]

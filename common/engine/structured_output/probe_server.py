@@ -1,0 +1,166 @@
+"""The probe server: holds the grammar libraries and forks a probe for each dangerous compile.
+
+    engine --control--> probe server --fork--> probe --job channel--> engine
+                        (libraries, vocabulary)  (limits, one compile, exit)
+
+Run as `python -m common.engine.structured_output.probe_server FD`. Owns: the limits of its forks. Single-threaded, so
+that forking is safe; never compiles itself, so that it stays small and the memory of a probe ends with it.
+"""
+
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from common.clock import Clock, SystemClock
+from common.engine.structured_output.backend import Backend, BackendMatcher, FillRow
+from common.engine.structured_output.probe_wire import (
+    Fork,
+    Load,
+    Loaded,
+    ProbeJob,
+    ProbeReport,
+    ProbeVerdict,
+    ProbeVocabulary,
+    Started,
+    receive,
+    receive_control,
+    send,
+)
+from common.engine.structured_output.vocabulary import Vocabulary
+from common.errors import ConstraintRejected
+
+_NICENESS = 5
+_WALK_TOKENS = 16
+_JOB_READ_TIMEOUT_S = 30.0
+
+
+def main() -> None:
+    """Serve the control channel until the engine closes it."""
+    os.nice(_NICENESS)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps probes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to handle
+    control = socket.socket(fileno=int(sys.argv[1]))
+    vocabulary = _vocabulary(receive(control, ProbeVocabulary))
+    backends: dict[str, Backend] = {}
+    while True:
+        try:
+            message, descriptors = receive_control(control)
+        except (EOFError, ConnectionError):
+            return
+        if isinstance(message, Load):
+            send(control, _load(message.backend, vocabulary, backends))
+        elif isinstance(message, Fork):
+            _fork(descriptors[0], control, vocabulary, backends)
+
+
+def _load(name: str, vocabulary: Vocabulary, backends: dict[str, Backend]) -> Loaded:
+    if name not in backends:
+        try:
+            backends[name] = _LOADERS[name](vocabulary)
+        except Exception as error:  # noqa: BLE001 any reason a library has not to load is the engine's to report
+            return Loaded(reason=f"{type(error).__name__}: {error}")
+    return Loaded()
+
+
+def _fork(descriptor: int, control: socket.socket, vocabulary: Vocabulary, backends: Mapping[str, Backend]) -> None:
+    if os.fork() != 0:
+        os.close(descriptor)
+        return
+    control.close()
+    _serve_one(socket.socket(fileno=descriptor), vocabulary, backends)
+
+
+def _serve_one(channel: socket.socket, vocabulary: Vocabulary, backends: Mapping[str, Backend]) -> NoReturn:
+    """In the probe: one job, then the process ends, whatever happens."""
+    status = 1
+    try:
+        channel.settimeout(_JOB_READ_TIMEOUT_S)
+        send(channel, Started(pid=os.getpid()))
+        job = receive(channel, ProbeJob)
+        send(channel, _run(job, backends[job.backend], vocabulary, SystemClock()))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _run(job: ProbeJob, backend: Backend, vocabulary: Vocabulary, clock: Clock) -> ProbeReport:
+    _limit(job)
+    started_s = clock.now_s()
+    try:
+        grammar = backend.compile(job.constraint)
+        compile_s = clock.now_s() - started_s
+        worst_fill_s = _walk(backend, grammar.start(), vocabulary, clock)
+    except ConstraintRejected as error:
+        verdict = ProbeVerdict.OUT_OF_MEMORY if "bad_alloc" in error.message else ProbeVerdict.REJECTED
+        return ProbeReport(verdict=verdict, reason=error.message)
+    except MemoryError:
+        return ProbeReport(verdict=ProbeVerdict.OUT_OF_MEMORY)
+    except Exception as error:  # noqa: BLE001 whatever else a library throws is reported, not lost with the process
+        return ProbeReport(verdict=ProbeVerdict.CRASHED, reason=f"{type(error).__name__}: {error}")
+    return ProbeReport(verdict=ProbeVerdict.COMPILED, compile_s=compile_s, worst_fill_s=worst_fill_s)
+
+
+def _walk(backend: Backend, matcher: BackendMatcher, vocabulary: Vocabulary, clock: Clock) -> float:
+    """Follow the grammar for a few tokens, always the longest allowed; the slowest mask in seconds."""
+    bitmask = np.zeros((1, vocabulary.num_words), dtype=np.int32)
+    worst_s = 0.0
+    for _ in range(_WALK_TOKENS):
+        started_s = clock.now_s()
+        backend.fill([FillRow(matcher, 0)], bitmask)
+        worst_s = max(worst_s, clock.now_s() - started_s)
+        bits = np.unpackbits(bitmask.view(np.uint8)[0], bitorder="little")
+        allowed = [int(token_id) for token_id in np.flatnonzero(bits[: vocabulary.size])]
+        allowed = [token_id for token_id in allowed if token_id != vocabulary.end_token_id]
+        if not allowed or not matcher.consume(max(allowed, key=lambda token_id: len(vocabulary.token_bytes[token_id]))):
+            break
+    return worst_s
+
+
+def _limit(job: ProbeJob) -> None:
+    """Let the kernel refuse memory beyond the job's, and end a probe that burns CPU with nobody left to end it."""
+    mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (mapped_pages * resource.getpagesize() + job.memory_bytes, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, hard))
+
+
+def _vocabulary(table: ProbeVocabulary) -> Vocabulary:
+    single = {token: token_id for token_id, token in enumerate(table.token_bytes) if len(token) == 1}
+
+    def encode(text: str) -> list[int]:
+        # Spelling in single bytes is enough here: nothing is ever generated from what a probe compiles.
+        return [single[bytes([byte])] for byte in text.encode() if bytes([byte]) in single]
+
+    return Vocabulary(
+        token_bytes=tuple(table.token_bytes),
+        special_token_ids=frozenset(table.special_token_ids),
+        end_token_id=table.end_token_id,
+        description=table.description,
+        encode=encode,
+    )
+
+
+def _load_guidance(vocabulary: Vocabulary) -> Backend:
+    from common.engine.structured_output.guidance_backend import GuidanceBackend
+
+    return GuidanceBackend(vocabulary, num_threads=1)
+
+
+def _load_xgrammar(vocabulary: Vocabulary) -> Backend:
+    from common.engine.structured_output.xgrammar_backend import XGrammarBackend
+
+    return XGrammarBackend(vocabulary, num_threads=1)
+
+
+_LOADERS: Mapping[str, Callable[[Vocabulary], Backend]] = {"guidance": _load_guidance, "xgrammar": _load_xgrammar}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Constraints made to hurt: each is refused with a reason or served, in bounded time, and leaves nothing behind."""
+
+import json
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from common.engine.structured_output.door import MAX_NESTING, MAX_VALUE_BYTES
+from common.engine.structured_output.grammar import CompileState
+from common.engine.structured_output.service import LocalGrammarService
+from common.errors import ConstraintRejected
+from common.wire.constraint import Constraint, ConstraintKind
+from tests.support.grammars import accepts, make_service, schema, settle, start
+
+EXPLODING_REGEX = "([ab]{1,400}){1,400}"
+
+
+def overlapping_one_of(depth: int) -> dict[str, object]:
+    node: dict[str, object] = {"type": "string"}
+    for level in range(depth):
+        node = {"oneOf": [{"type": "string", "minLength": level}, {"type": "array", "items": node}, {"minLength": 2}]}
+    return node
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (schema('{"a":' * 200 + "1" + "}" * 200), f"the limit is {MAX_NESTING}"),
+        (schema("[" * 100_000), f"the limit is {MAX_NESTING}"),
+        (schema('{"enum":["' + "x" * 5_000_000 + '"]}'), f"the limit is {MAX_VALUE_BYTES}"),
+        (schema('{"pattern":"a\x00b"}'), "NUL"),
+        (schema('{"pattern":"a\\u0000b"}'), "NUL"),
+        (Constraint(kind=ConstraintKind.REGEX, value="a\x00b"), "NUL"),
+        (Constraint(kind=ConstraintKind.REGEX, value="a" * 20_000), "the limit is 16384"),
+        (Constraint(kind=ConstraintKind.REGEX, value=""), "empty"),
+        (Constraint(kind=ConstraintKind.GRAMMAR, value="  \n"), "empty"),
+        (Constraint(kind=ConstraintKind.CHOICE, value="[]"), "non-empty"),
+        (Constraint(kind=ConstraintKind.CHOICE, value='["a",""]'), "non-empty"),
+        (Constraint(kind=ConstraintKind.CHOICE, value=json.dumps([str(n) for n in range(5000)])), "the limit is 4096"),
+        (Constraint(kind=ConstraintKind.STRUCTURAL_TAG, value="[]"), "object"),
+        (schema("[1]"), "list"),
+        (schema('"text"'), "str"),
+        (schema('{"type":'), "not JSON"),
+        (Constraint(kind=ConstraintKind.REGEX, value="\ud83d"), "surrogate"),
+    ],
+)
+def test_the_door_refuses_without_compiling(service: LocalGrammarService, constraint: Constraint, reason: str) -> None:
+    with pytest.raises(ConstraintRejected, match=reason) as refused:
+        service.check(constraint)
+    assert refused.value.param == constraint.field
+    ticket = settle(service.compile(constraint))
+    assert ticket.state is CompileState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (Constraint(kind=ConstraintKind.GRAMMAR, value='start: "a"\nstart: "b"'), "duplicate rule"),
+        (Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "a"\nroot ::= "b"'), "root"),
+        (Constraint(kind=ConstraintKind.GRAMMAR, value="root ::= ("), ""),
+        (Constraint(kind=ConstraintKind.GRAMMAR, value="root ::= missing"), "missing"),
+        (Constraint(kind=ConstraintKind.REGEX, value="("), "unclosed group"),
+        (Constraint(kind=ConstraintKind.REGEX, value="(?=a)b"), "look-around"),
+        (Constraint(kind=ConstraintKind.STRUCTURAL_TAG, value='{"type":"structural_tag","format":{"type":"x"}}'), ""),
+        (schema('{"$ref":"#"}'), "no output can satisfy"),
+        (schema('{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}'), "no output"),
+        (schema('{"$ref":"#/$defs/nowhere"}'), "nowhere"),
+        (schema('{"type":"integer","minimum":3,"maximum":1}'), "greater than"),
+        (schema('{"enum":[]}'), ""),
+        (schema("false"), ""),
+        (schema('{"type":"strin"}'), "strin"),
+        (schema('{"type":5}'), ""),
+        (schema('{"properties":[1]}'), ""),
+        (schema('{"required":"a"}'), ""),
+        (schema(json.dumps(overlapping_one_of(18))), "oneOf"),
+    ],
+)
+def test_what_cannot_be_compiled_fails_with_a_reason(
+    service: LocalGrammarService, constraint: Constraint, reason: str
+) -> None:
+    ticket = settle(service.compile(constraint))
+    assert ticket.state is CompileState.FAILED
+    assert ticket.error is not None
+    assert ticket.error.message
+    assert reason in ticket.error.message
+    assert ticket.error.param == constraint.field
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(kind=ConstraintKind.REGEX, value=EXPLODING_REGEX),
+        schema(json.dumps({"type": "string", "pattern": EXPLODING_REGEX})),
+        schema('{"type":"string","maxLength":100000}'),
+        schema('{"type":"array","minItems":100000,"items":{"type":"integer"}}'),
+    ],
+)
+def test_what_only_looks_dangerous_is_served(service: LocalGrammarService, constraint: Constraint) -> None:
+    assert not start(service, constraint).is_terminated()
+
+
+def test_a_recursive_schema_is_followed_down(service: LocalGrammarService) -> None:
+    tree = schema('{"type":"object","properties":{"next":{"$ref":"#"}},"additionalProperties":false}')
+    assert accepts(service, tree, '{"next":{"next":{}}}')
+    assert not accepts(service, tree, '{"next":{"next":1}}')
+
+
+SLOW_GRAMMAR = 'root ::= ([a-z]{1,300} "%d"){1,300}'
+"""xgrammar needs tens of seconds for it, far beyond any limit here."""
+
+
+def slow_grammar(number: int) -> Constraint:
+    return Constraint(kind=ConstraintKind.GRAMMAR, value=SLOW_GRAMMAR % number)
+
+
+@pytest.fixture(scope="module")
+def hasty_service() -> Iterator[LocalGrammarService]:
+    service = make_service(compile_timeout_s=1.0)
+    yield service
+    service.close()
+
+
+def test_eight_slow_compilations_at_once_end_at_the_limit_and_leave_no_process(
+    hasty_service: LocalGrammarService,
+) -> None:
+    tickets = [hasty_service.compile(slow_grammar(number)) for number in range(8)]
+    quick = hasty_service.compile(schema('{"type":"boolean"}'))
+    assert settle(quick).state is CompileState.READY
+    assert all(ticket.state is CompileState.COMPILING for ticket in tickets)
+    for ticket in tickets:
+        settle(ticket)
+        assert ticket.error is not None
+        assert "compile_timeout_s = 1" in ticket.error.message
+        assert "grammar constraint" in ticket.error.message
+    server = psutil.Process(hasty_service.probe_server_pid())
+    assert [child for child in server.children() if child.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_time_out_is_not_remembered_as_invalid(hasty_service: LocalGrammarService) -> None:
+    first = settle(hasty_service.compile(slow_grammar(1)))
+    second = hasty_service.compile(slow_grammar(1))
+    assert first.state is CompileState.FAILED
+    assert second.state is CompileState.COMPILING
+    settle(second)
+
+
+def test_memory_beyond_the_limit_fails_the_constraint_alone() -> None:
+    service = make_service(compile_memory_bytes=1 << 20)
+    try:
+        ticket = settle(service.compile(slow_grammar(1)))
+        assert ticket.error is not None
+        assert "compile_memory_bytes = 1048576" in ticket.error.message
+        assert settle(service.compile(schema('{"type":"boolean"}'))).state is CompileState.READY
+    finally:
+        service.close()
+
+
+def test_a_probe_server_that_died_is_replaced(service: LocalGrammarService) -> None:
+    settle(service.compile(Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "a"')))
+    server = psutil.Process(service.probe_server_pid())
+    server.kill()
+    server.wait()
+    assert accepts(service, Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "b"'), "b")
