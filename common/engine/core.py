@@ -111,6 +111,19 @@ class EngineCore:
                 leader.reference = None
                 self._fall_back(leader, "reference_refused", error)
 
+    def refuse(self, request: GenerateRequest, error: Exception) -> None:
+        """`add` broke on this request: end it, whether it got in or not."""
+        reason = _as_engine_error(error, "the request could not be admitted")
+        if request.request_id in self._choices:
+            for choice in self._choices[request.request_id]:
+                if not choice.is_finished:
+                    self._end(choice, FinishReason.ERROR, reason)
+            return
+        for index in range(request.sampling.n):
+            self._deltas.append(
+                TokenDelta(request_id=request.request_id, index=index, finish=FinishReason.ERROR, error=reason)
+            )
+
     def abort(self, request_id: RequestId) -> None:
         """End every choice of a request; unknown and ended ones are left alone."""
         for request in self._choices.get(request_id, ()):

@@ -171,7 +171,8 @@ class Request:
         self.error = error
         if reason is FinishReason.HANDED_OFF:
             self.timeline.mark(Event.HANDED_OFF)
-        self.timeline.mark(Event.FINISHED)
+        if self.group is None or all(member.is_finished for member in self.group.members):
+            self.timeline.mark(Event.FINISHED)
 
 
 class ChoiceGroup:

@@ -12,6 +12,8 @@ from common.engine.ports import PullStatus
 from common.engine.request_state import FinishReason
 from common.engine.step import StepResult
 from common.errors import ContextLengthExceeded, EngineError, InvalidRequest, NotReady, QueueFull
+from common.ids import RequestId
+from common.wire.kv_params import KvReference
 from tests.support.fake_engine import FakeEngine, ask, greedy, make_engine
 from tests.support.fake_grammar import up_to
 from tests.support.fake_kv import reference_to
@@ -160,6 +162,26 @@ async def test_an_id_in_use_is_refused() -> None:
     async with running(make_engine(auto=False)) as engine, engine.submit(ask("a", PROMPT, constraint=up_to(2))):
         with pytest.raises(InvalidRequest):
             engine.submit(ask("a", PROMPT))
+
+
+async def test_a_request_that_cannot_be_admitted_ends_alone() -> None:
+    fake = make_engine()
+    expect = fake.source.expect
+
+    def broken_for_one(request_id: RequestId, reference: KvReference) -> None:
+        if request_id == "bad":
+            raise ZeroDivisionError("a bug")
+        expect(request_id, reference)
+
+    fake.source.expect = broken_for_one  # type: ignore[method-assign]  # the injected bug
+    async with running(fake) as engine:
+        asked = [ask(name, PROMPT, greedy(5), reference=reference_to(PROMPT, 4)) for name in ("good", "bad", "fine")]
+        good, bad, fine = (engine.submit(request) for request in asked)
+        async with asyncio.timeout(WITHIN_S):
+            assert isinstance((await bad.next()).error, EngineError)
+            for stream in (good, fine):
+                engine.wake()
+                assert await read(stream) == continuation(PROMPT, 5)
 
 
 async def test_a_bug_in_a_step_ends_every_request_and_the_next_is_served() -> None:

@@ -1,5 +1,7 @@
 """One engine step after another over fakes: what comes out, and what goes wrong alone."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from common.engine.outputs import TokenDelta
@@ -395,3 +397,40 @@ def test_step_seconds_are_counted_for_steps_that_computed() -> None:
     engine.add(ask("a", PROMPT))
     engine.run()
     assert engine.core.status().num_steps == engine.model.num_forwards
+
+
+class Watched(list[int]):
+    """Tokens that tell how much of them is read at a time."""
+
+    longest_read = 0
+
+    def __getitem__(self, index: object) -> object:  # type: ignore[override]  # watches both kinds of index
+        taken = super().__getitem__(index)  # type: ignore[index]  # the same
+        self.longest_read = max(self.longest_read, len(taken) if isinstance(taken, list) else 1)
+        return taken
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("a step walked through the whole history")
+
+
+def test_a_decode_step_never_reads_its_history() -> None:
+    engine = make_engine()
+    engine.add(ask("a", PROMPT * 5, greedy(40, ignore_eos=True)))
+    while len(engine.answers.tokens("a")) < 3:
+        engine.step()
+    (request,) = engine.core.scheduler.running
+    request.token_ids = Watched(request.token_ids)
+    engine.run()
+    assert engine.answers.tokens("a") == continuation(PROMPT * 5, 40, ignore_eos=True)
+    assert request.token_ids.longest_read <= engine.storage.block_size
+
+
+def test_the_timeline_of_choices_is_finished_with_the_last_of_them() -> None:
+    engine = make_engine(max_num_seqs=1, enable_prefix_cache=False)
+    request = ask("a", PROMPT, greedy(3, n=2), clock=engine.clock)
+    engine.add(request)
+    while engine.answers.end("a", 0) is None:
+        engine.step()
+    assert Event.FINISHED not in request.timeline.at_s
+    engine.run()
+    assert Event.FINISHED in request.timeline.at_s

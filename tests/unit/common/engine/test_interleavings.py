@@ -142,6 +142,11 @@ class EngineUnderTrouble(RuleBasedStateMachine):
     def nothing_leaks(self) -> None:
         self.engine.core.kv.check_integrity()
 
+    @invariant()
+    def a_pull_writes_only_into_blocks_that_are_held_for_it(self) -> None:
+        for plan in self.engine.source.running.values():
+            assert not any(self.engine.core.kv._pool.is_free(block_id) for block_id in plan.block_ids)
+
     def teardown(self) -> None:
         engine = self.engine
         for _ in range(300):
