@@ -1,7 +1,7 @@
-"""A producer process over real NIXL with a real HTTP port, told what to do by lines on stdin.
+"""A producer (or a reader) process over real NIXL, told what to do by lines on stdin.
 
 Run as a program: `python kv_process.py CONFIG_JSON`; prints one JSON line per answer. The pool's bytes follow from the
-seed, so the reader knows what it must find.
+seed, so the reader knows what it must find. With `"reads": true` it is a D, and it has no HTTP port.
 """
 
 import json
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,14 @@ from numpy.typing import NDArray
 from common.clock import SystemClock
 from common.ids import BlockId, EngineId, LeaseId, RequestId
 from common.wire.kv_layout import KvLayout
+from common.wire.kv_params import KvReference, parse
 from kv_transfer.backends.nixl_backend import NixlBackend
 from kv_transfer.compatibility import Fingerprint
+from kv_transfer.consumer import KVConsumer
 from kv_transfer.driver import TransferDriver
 from kv_transfer.handshake import PATH, HttpReply
-from kv_transfer.interface import EngineIdentity, ProducerSettings
+from kv_transfer.handshake_client import HttpHandshakeClient
+from kv_transfer.interface import ConsumerSettings, EngineIdentity, ProducerSettings
 from kv_transfer.producer import KVProducer
 
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 30, 3, 64
@@ -65,8 +68,16 @@ def tokens_of(pool: NDArray[np.uint8], block_size: int, block_ids: Any, start: i
     return blocks.transpose(0, 2, 1, 3).reshape(-1, NUM_LAYERS * 2, TOKEN_BYTES)[start:end]
 
 
+class Desk(Protocol):
+    """Whoever answers handshakes."""
+
+    def handshake_offer(self) -> HttpReply: ...
+
+    def handshake_answer(self, body: bytes) -> HttpReply: ...
+
+
 @contextmanager
-def http_port(producer: KVProducer, port: int) -> Iterator[int]:
+def http_port(producer: Desk, port: int) -> Iterator[int]:
     """Serve `/kv/handshake` on loopback."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -99,8 +110,37 @@ def http_port(producer: KVProducer, port: int) -> Iterator[int]:
         server.server_close()
 
 
+def a_consumer(backend: NixlBackend, layout: KvLayout, secret: str | None, **limits: float) -> KVConsumer:
+    """D's side on a real HTTP client."""
+    settings = ConsumerSettings(
+        secret=secret.encode() if secret else None,
+        handshake_timeout_s=limits.get("handshake_timeout_s", 5.0),
+        pull_timeout_s=limits.get("pull_timeout_s", 30.0),
+    )
+    identity = EngineIdentity(engine_id=EngineId(backend.name), fingerprint=FINGERPRINT)
+    return KVConsumer(backend, layout, identity, settings, SystemClock(), HttpHandshakeClient())
+
+
+def read(config: dict[str, Any]) -> None:
+    """Be a D that announces what it is told and then keeps the leases alive."""
+    pool = pool_of(config["num_blocks"], config["block_size"], None)
+    backend = NixlBackend(config["engine_id"], environment=config.get("environment", {}))
+    consumer = a_consumer(backend, layout_of(pool, config["block_size"]), config.get("secret"))
+    driver = TransferDriver(backend, [consumer])
+    driver.start()
+    say({"pid": os.getpid()})
+    for line in sys.stdin:
+        reference = parse(json.loads(line))
+        if isinstance(reference, KvReference):
+            consumer.expect(reference.remote_request_id, reference)
+            say(True)
+
+
 def main() -> None:
     config = json.loads(sys.argv[1])
+    if config.get("reads"):
+        read(config)
+        return
     pool = pool_of(config["num_blocks"], config["block_size"], config["seed"])
     backend = NixlBackend(config["engine_id"], environment=config.get("environment", {}))
     holder: list[KVProducer] = []
@@ -114,7 +154,7 @@ def main() -> None:
         def handshake_answer(self, body: bytes) -> HttpReply:
             return holder[0].handshake_answer(body)
 
-    with http_port(Late(), config.get("port", 0)) as port:  # type: ignore[arg-type]
+    with http_port(Late(), config.get("port", 0)) as port:
         secret = config.get("secret")
         producer = KVProducer(
             backend,
