@@ -1,130 +1,37 @@
-"""`pd-decode --config FILE`: builds a D engine and serves (composition root).
+"""`pd-decode --config FILE`: the command line of D.
 
-Owns: which parts make a D. Does not know: how any of them works.
+Owns: what must hold of D's settings beyond their types. Building D: `decode.role`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Any
 
-import structlog
-
-from common.clock import SystemClock
 from common.config.engine import EngineConfig
 from common.config.loader import load_section, role_engine_config
 from common.config.secret import read_secret
-from common.engine.async_engine import AsyncEngine
 from common.errors import ConfigError
-from common.ids import EngineId
-from common.serving.assembly import EngineWake, LoadedEngine, load_engine
-from common.serving.process import ProcessSettings, run
-from common.serving.surface import Parts
-from common.telemetry import metrics
-from common.telemetry.metrics import Metrics, Reading, Source
+from common.serving.program import run
 from decode.config import DecodeConfig
-from decode.references import ReferenceGate
-from decode.remote_kv import RemoteKV
-from kv_transfer.backends.nixl_backend import NixlBackend
-from kv_transfer.compatibility import Fingerprint
-from kv_transfer.consumer import KVConsumer
-from kv_transfer.driver import TransferDriver
-from kv_transfer.handshake_client import HttpHandshakeClient
-from kv_transfer.interface import ConsumerSettings, EngineIdentity
 from kv_transfer.reference import is_loopback
-from kv_transfer.stats import ConsumerStats
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeProcess:
-    """A running D: `common.serving.process.RunningRole`."""
+class Settings:
+    """Everything the config file says about D."""
 
-    parts: Parts
-    engine: AsyncEngine
-    consumer: KVConsumer
-    driver: TransferDriver
-    loaded: LoadedEngine
-
-    async def start(self) -> None:
-        """Start the step loop and the transfer driver."""
-        await self.engine.start()
-        self.driver.start()
-
-    async def close(self) -> None:
-        """End them, engine first: nothing may touch the pool when the agent goes."""
-        await self.engine.close()
-        self.consumer.close()
-        self.driver.close()
-        self.loaded.grammars.close()
-
-
-class DecodeRole:
-    """D as `common.serving.process.run` wants it.
-
-    Args:
-        config: the section `decode`.
-        engine: its engine section.
-        secret: checks references; None accepts unsigned ones from loopback hosts.
-    """
-
-    def __init__(self, config: DecodeConfig, engine: EngineConfig, secret: bytes | None) -> None:
-        self._config = config
-        self._engine = engine
-        self._secret = secret
-        self.process = ProcessSettings(
-            role="decode",
-            host=config.host,
-            port=config.port,
-            max_body_bytes=config.max_body_bytes,
-            api_key=config.api_key,
-            drain_s=config.drain_s,
-            log_json=config.log_json,
-            log_level=config.log_level,
-        )
-
-    def load(self, engine_id: str, port: int, metrics: Metrics) -> DecodeProcess:  # noqa: ARG002 - P needs the port
-        """Build everything; blocks for seconds.
-
-        Raises:
-            StartupError: a part cannot be had.
-        """
-        if self._secret is None:
-            _log.warning("kv_references.unsigned", allowed="loopback hosts only")
-        config, clock, wake = self._config, SystemClock(), EngineWake()
-        loaded = load_engine(self._engine, clock, metrics, config.on_pull_failure)
-        backend = NixlBackend(engine_id, config.nixl_backend, with_cuda=loaded.storage.device.type == "cuda")
-        settings = ConsumerSettings(
-            secret=self._secret,
-            handshake_timeout_s=config.handshake_timeout_s,
-            pull_timeout_s=config.pull_timeout_s,
-            peer_ttl_s=config.peer_ttl_s,
-            max_pulls=config.max_pulls,
-        )
-        identity = EngineIdentity(engine_id=EngineId(engine_id), fingerprint=_fingerprint(loaded))
-        consumer = KVConsumer(backend, loaded.storage.layout(), identity, settings, clock, HttpHandshakeClient())
-        remote_kv = RemoteKV(consumer, wake)
-        engine = loaded.engine(source=remote_kv)
-        wake.bind(engine.wake)
-        gate = ReferenceGate(remote_kv, EngineId(engine_id), self._secret, config.on_pull_failure)
-        metrics.add_source(kv_readings(consumer.stats))
-        metrics.add_source(gate.readings)
-        return DecodeProcess(
-            parts=loaded.parts(engine, references=gate),
-            engine=engine,
-            consumer=consumer,
-            driver=TransferDriver(backend, [consumer]),
-            loaded=loaded,
-        )
+    config: DecodeConfig
+    engine: EngineConfig
+    secret: bytes | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    return run("pd-decode", argv, read_role)
+    return run("pd-decode", argv, read, serve)
 
 
-def read_role(path: str) -> DecodeRole:
-    """D as the config file at `path` describes it.
+def read(path: str) -> Settings:
+    """D's settings from the config file at `path`.
 
     Raises:
         ConfigError: the file is wrong.
@@ -133,38 +40,13 @@ def read_role(path: str) -> DecodeRole:
     secret = read_secret(config.secret_file, config.secret_variable)
     if secret is None and not is_loopback(config.host):
         raise ConfigError(f"{path}: key `decode.host`: without a secret only loopback addresses, not {config.host}")
-    return DecodeRole(config, role_engine_config(path, "decode"), secret)
+    return Settings(config=config, engine=role_engine_config(path, "decode"), secret=secret)
 
 
-def kv_readings(stats: Callable[[], ConsumerStats]) -> Source:
-    """A source of D's pull metrics."""
+def serve(settings: Settings) -> Coroutine[Any, Any, None]:
+    """Serve until a signal."""
+    # Late: torch takes seconds to import, and a wrong config has been refused before.
+    from common.serving import process
+    from decode.role import DecodeRole
 
-    def read() -> Iterable[Reading]:
-        now = stats()
-        seconds = now.pull_seconds
-        up_to = tuple(accumulate(seconds.counts))
-        yield Reading(
-            metrics.KV_PULL_SECONDS,
-            seconds.total,
-            count=up_to[-1],
-            buckets=tuple(zip(seconds.bounds, up_to[:-1], strict=True)),
-        )
-        yield Reading(metrics.KV_PULL_BYTES, now.bytes_pulled)
-        for cause, number in now.pulls_failed.items():
-            yield Reading(metrics.KV_PULL_FAILURES, number, (cause.value,))
-
-    return read
-
-
-def _fingerprint(loaded: LoadedEngine) -> Fingerprint:
-    layout = loaded.storage.layout()
-    return Fingerprint(
-        model=loaded.loaded.weights_fingerprint,
-        dtype=layout.dtype,
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        tokenizer=loaded.loaded.tokenizer.fingerprint,
-        chat_template=loaded.loaded.chat_template.fingerprint,
-        grammar=loaded.grammar_rules,
-    )
+    return process.serve(DecodeRole(settings.config, settings.engine, settings.secret))

@@ -98,21 +98,26 @@ class LoadedEngine:
     def parts(
         self,
         engine: AsyncEngine,
+        transfer_is_alive: Callable[[], bool],
         *,
         references: References | None = None,
         kv_control: KvControl | None = None,
     ) -> Parts:
-        """What the HTTP routes use; `references` makes it a D, `kv_control` a P."""
+        """What the HTTP routes use; `references` makes it a D, `kv_control` a P.
+
+        An engine whose transfer thread has died counts as dead: it could neither hand over nor pull any more.
+        """
         gate = KvGate(references, hands_off=kv_control is not None)
         sampling = SamplingReader(self._sampling_context())
         return Parts(
             model=self.model,
+            engine=engine,
             kv=gate,
             intake=Intake(self.model, sampling, self.grammars, self.clock),
             responder=Responder(gate.guard(engine), self.model, self.metrics),
             grammars=self.grammars,
             clock=self.clock,
-            is_alive=lambda: engine.status().is_alive,
+            is_alive=lambda: engine.status().is_alive and transfer_is_alive(),
             kv_control=kv_control,
         )
 

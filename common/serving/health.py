@@ -27,9 +27,9 @@ class HealthRoutes:
         self._identity = {"role": role, "engine_id": engine_id}
 
     async def health(self, _: web.Request) -> web.Response:
-        """200 while the process can answer and its step loop has not died."""
+        """200 while the process can answer and its threads live."""
         if not self._surface.is_alive:
-            raise EngineError("the engine's step loop has died")
+            raise EngineError("the engine has died")
         return web.json_response({"status": "ok", **self._identity})
 
     async def ready(self, _: web.Request) -> web.Response:

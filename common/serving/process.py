@@ -1,27 +1,24 @@
-"""The life of an engine process: read settings, bind, load, serve, drain; its exit codes.
+"""The life of an engine process: bind, load, warm up, serve, drain.
 
-Owns: the order, the log line of each step, and what the last line on stderr says when it cannot start:
-config 2, anything else that stops the start 1. Does not know: roles; a role's `main.py` brings its own.
+Owns: the order, and the log line of each step. Does not know: roles; a role's `role.py` brings its own.
 """
 
-import argparse
 import asyncio
 import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol
 
 import structlog
-import uvloop
 
-from common.errors import ConfigError, StartupError
 from common.serving.app import AppSettings, build_app
 from common.serving.server import HttpServer
 from common.serving.surface import Parts, Surface
+from common.serving.warm_up import warm_up
 from common.tasks import only_cause, wait_for_signal
 from common.telemetry.logging import Level, configure_logging
 from common.telemetry.metrics import Metrics
@@ -72,7 +69,7 @@ class RunningRole(Protocol):
 
 
 class Role(Protocol):
-    """A role as its `main.py` describes it."""
+    """A role as its `role.py` describes it."""
 
     @property
     def process(self) -> ProcessSettings:
@@ -84,34 +81,13 @@ class Role(Protocol):
         ...
 
 
-def run(program: str, argv: Sequence[str] | None, read: Callable[[str], Role]) -> int:
-    """Run one engine process; returns its exit code.
+async def serve(role: Role) -> None:
+    """Serve until a signal; signals are watched from the first moment to the last.
 
-    Args:
-        program: its name on the command line.
-        argv: arguments; None takes the process's own.
-        read: makes the role from the path of the config file. Raises `ConfigError`.
+    Raises:
+        StartupError: the port cannot be had, or the role cannot be loaded.
     """
-    parser = argparse.ArgumentParser(prog=program)
-    parser.add_argument("--config", required=True, help="YAML file with the sections engine, prefill, decode")
-    options = parser.parse_args(argv)
-    try:
-        role = read(options.config)
-        configure_logging(role.process.role, role.process.log_json, role.process.log_level)
-        uvloop.run(_serve(role))
-    except ConfigError as error:
-        sys.stderr.write(f"{program}: {error}\n")
-        return 2
-    except StartupError as error:
-        sys.stderr.write(f"{program}: {error}\n")
-        return 1
-    except KeyboardInterrupt:  # before signals were watched
-        return 130
-    return 0
-
-
-async def _serve(role: Role) -> None:
-    """Serve until a signal; signals are watched from the first moment to the last."""
+    configure_logging(role.process.role, role.process.log_json, role.process.log_level)
     try:
         async with asyncio.TaskGroup() as group:
             signalled = group.create_task(wait_for_signal())
@@ -137,6 +113,7 @@ async def _live(role: Role, signalled: asyncio.Task[signal.Signals]) -> None:
         running = await _loaded(lambda: role.load(engine_id, server.port, metrics), signalled)
         try:
             await running.start()
+            await warm_up(running.parts)
             surface.open(running.parts)
             model = running.parts.model
             _log.info("engine.ready", model=model.name, max_model_len_tokens=model.max_model_len_tokens)

@@ -12,7 +12,7 @@ from common.engine.structured_output.grammar import GrammarService
 from common.errors import NotReady
 from common.serving.intake import Intake
 from common.serving.kv_intent import KvGate
-from common.serving.ports import KvControl
+from common.serving.ports import Engine, KvControl
 from common.serving.respond import Responder
 from common.serving.served_model import ServedModel
 from common.state_machine import Transitions
@@ -40,11 +40,13 @@ class Parts:
     """A running engine, as its routes use it.
 
     Attributes:
-        is_alive: whether the step loop can still serve.
+        engine: where requests go.
+        is_alive: whether the step loop and the transfer thread can still serve.
         kv_control: P's answers to readers; None on D.
     """
 
     model: ServedModel
+    engine: Engine
     kv: KvGate
     intake: Intake
     responder: Responder
@@ -68,7 +70,7 @@ class Surface:
 
     @property
     def is_alive(self) -> bool:
-        """False once a running engine's step loop has died."""
+        """False once a thread of a running engine has died."""
         return self._parts is None or self._parts.is_alive()
 
     def open(self, parts: Parts) -> None:
@@ -92,7 +94,7 @@ class Surface:
         if self._parts is None:
             raise NotReady("the engine is loading its model", retry_after_s=1.0)
         if not self._parts.is_alive():
-            raise NotReady("the engine's step loop has died", retry_after_s=5.0)
+            raise NotReady("the engine has died", retry_after_s=5.0)
         return self._parts
 
     def _move_to(self, condition: Condition) -> None:

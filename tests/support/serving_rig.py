@@ -299,6 +299,7 @@ async def serving_rig(
     gate = KvGate(references if is_decode else None, hands_off=not is_decode)
     parts = Parts(
         model=model,
+        engine=engine,
         kv=gate,
         intake=Intake(model, SamplingReader(context), grammars, clock),
         responder=Responder(gate.guard(engine), model, registry),

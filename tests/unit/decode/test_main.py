@@ -4,7 +4,8 @@ import pytest
 
 from common.errors import ConfigError
 from common.telemetry.metrics import Metrics
-from decode.main import kv_readings, main, read_role
+from decode.main import main, read
+from decode.role import kv_readings
 from kv_transfer.interface import FailureCause
 from kv_transfer.stats import ConsumerStats, HistogramValue
 
@@ -16,13 +17,13 @@ def write(path: Path, text: str) -> str:
 
 
 def test_settings_come_from_the_role_s_own_section(tmp_path: Path):
-    role = read_role(write(tmp_path, "engine: {model: m.gguf}\ndecode: {port: 9}\n"))
-    assert (role.process.role, role.process.port) == ("decode", 9)
+    settings = read(write(tmp_path, "engine: {model: m.gguf}\ndecode: {port: 9}\n"))
+    assert (settings.config.port, settings.engine.model[-6:]) == (9, "m.gguf")
 
 
 def test_unsigned_references_stay_on_this_machine(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"decode\.host.*secret"):
-        read_role(write(tmp_path, "engine: {model: m.gguf}\ndecode: {host: 0.0.0.0}\n"))
+        read(write(tmp_path, "engine: {model: m.gguf}\ndecode: {host: 0.0.0.0}\n"))
 
 
 def test_a_wrong_policy_names_what_is_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

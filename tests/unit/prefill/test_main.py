@@ -6,7 +6,8 @@ from common.errors import ConfigError
 from common.telemetry.metrics import Metrics
 from kv_transfer.interface import ReleaseCause
 from kv_transfer.stats import ProducerStats
-from prefill.main import kv_readings, main, read_role
+from prefill.main import main, read
+from prefill.role import kv_readings
 
 
 def write(path: Path, text: str) -> str:
@@ -16,20 +17,20 @@ def write(path: Path, text: str) -> str:
 
 
 def test_settings_come_from_the_role_s_own_section(tmp_path: Path):
-    role = read_role(write(tmp_path, "engine: {model: m.gguf}\nprefill: {port: 9, drain_s: 3}\ndecode: {port: 8}\n"))
-    assert (role.process.role, role.process.port, role.process.drain_s) == ("prefill", 9, 3.0)
+    settings = read(write(tmp_path, "engine: {model: m.gguf}\nprefill: {port: 9, drain_s: 3}\ndecode: {port: 8}\n"))
+    assert (settings.config.port, settings.config.drain_s) == (9, 3.0)
 
 
 @pytest.mark.parametrize("key", ["host", "advertised_host"])
 def test_unsigned_references_stay_on_this_machine(tmp_path: Path, key: str):
     with pytest.raises(ConfigError, match=f"prefill.{key}.*secret"):
-        read_role(write(tmp_path, f"engine: {{model: m.gguf}}\nprefill: {{{key}: 10.0.0.1}}\n"))
+        read(write(tmp_path, f"engine: {{model: m.gguf}}\nprefill: {{{key}: 10.0.0.1}}\n"))
 
 
 def test_with_a_secret_other_machines_may_come(tmp_path: Path):
     (tmp_path / "secret").write_text("sixteen or more bytes")
     text = f"engine: {{model: m.gguf}}\nprefill: {{host: 0.0.0.0, secret_file: {tmp_path / 'secret'}}}\n"
-    assert read_role(write(tmp_path, text)).process.host == "0.0.0.0"
+    assert read(write(tmp_path, text)).config.host == "0.0.0.0"
 
 
 @pytest.mark.parametrize(
