@@ -10,6 +10,7 @@ PDError
 │   ├── NotFound                404
 │   ├── MethodNotAllowed        405
 │   ├── PayloadTooLarge         413
+│   ├── RequestAborted          499, ended by its id on somebody's demand
 │   └── NotSupported            501
 ├── OverloadError               try again later (429 / 503, Retry-After)
 │   ├── RateLimited             429
@@ -83,6 +84,10 @@ class MethodNotAllowed(ClientError):
 
 class PayloadTooLarge(ClientError):
     """Body over the configured cap."""
+
+
+class RequestAborted(ClientError):
+    """Ended before its time because somebody asked for that."""
 
 
 class NotSupported(ClientError):

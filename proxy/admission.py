@@ -8,7 +8,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from common.errors import QueueFull
+from common.errors import NotReady, QueueFull
 from proxy.config import AdmissionConfig
 
 
@@ -25,6 +25,7 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
         self.num_running = 0
+        self.is_closed = False
 
     @property
     def num_waiting(self) -> int:
@@ -36,11 +37,14 @@ class Admission:
 
         Entering raises:
             QueueFull: the queue is full, or the wait was too long.
+            NotReady: the proxy takes no more requests.
         """
         return _Slot(self)
 
     async def acquire(self) -> None:
         """Take a slot, waiting in line if there is none."""
+        if self.is_closed:
+            raise NotReady("the proxy is shutting down", retry_after_s=1.0)
         if self.num_running < self._config.max_concurrent and not self._waiting:
             self.num_running += 1
             self._idle.clear()
@@ -71,6 +75,10 @@ class Admission:
         self.num_running -= 1
         if self.num_running == 0:
             self._idle.set()
+
+    def close(self) -> None:
+        """Let nobody else in; those inside and in line stay."""
+        self.is_closed = True
 
     async def wait_idle(self) -> None:
         """Return when no request holds a slot."""

@@ -1,46 +1,43 @@
-"""The proxy's HTTP surface: paths, reading bodies, errors as OpenAI JSON (journey row 1).
+"""The proxy's HTTP surface: which path leads where, who may take it, errors as OpenAI JSON (journey row 1).
 
-Owns: the routes and the mapping request → `Call`. Does not know: what happens on a journey.
+Owns: the route table and the last resort for whatever a handler raises. Does not know: what handlers do.
 """
 
-import asyncio
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 
-import msgspec
 import structlog
 from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError, PayloadEncodingError
 
-from common.clock import Deadline
-from common.errors import (
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    NotReady,
-    PayloadTooLarge,
-    PDError,
-)
+from common.errors import MethodNotAllowed, NotFound, PermissionRefused
 from common.openai.error_body import error_answer
-from common.tasks import only_cause
-from proxy.call import Call, make_call
-from proxy.fan_out import FanOut, prompts_of
-from proxy.fleet.worker import Role
-from proxy.journey import Journey
-from proxy.metrics import CONTENT_TYPE as METRICS_TYPE
-from proxy.relay import REQUEST_ID, HttpClient, passed_through
-from proxy.services import Services, bounded
+from proxy.access import KeyRing
+from proxy.admin_routes import AdminRoutes
+from proxy.cors import Cors
+from proxy.generation import Generation, LegHeaders
+from proxy.incoming import REQUEST_ID, Handler, Incoming
+from proxy.plain_routes import PlainRoutes
+from proxy.relay import passed_through
+from proxy.running_requests import RunningRequests
+from proxy.services import Services
 from proxy.upstream import EngineRefused
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
 _log = structlog.get_logger(__name__)
-_JSON = "application/json"
 
 
-class _ModelCard(msgspec.Struct):
-    id: str = ""
+class _Door(Enum):
+    OPEN = "open"
+    CLIENT = "client"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    door: _Door
+    handlers: Mapping[str, Handler]
 
 
 class ProxyApp:
@@ -48,144 +45,75 @@ class ProxyApp:
 
     Args:
         services: collaborators of the process.
+        clients: keys of clients.
+        admins: keys of operators.
     """
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, services: Services, clients: KeyRing, admins: KeyRing) -> None:
+        self._clients = clients
+        self._admins = admins
+        self._cors = Cors(services.config.cors_origins)
         self._id_prefix = f"req-{secrets.token_hex(8)}-"
         self._id_numbers = itertools.count(1)
-        self._fixed_headers = {"Content-Type": _JSON}
-        if services.config.engine_api_key is not None:
-            self._fixed_headers["Authorization"] = f"Bearer {services.config.engine_api_key}"
-        # What both legs carry of the client's headers; all others, internal ones too, stay outside.
-        self._forwarded = ["traceparent", "tracestate"]
-        if services.config.engine_api_key is None:
-            self._forwarded.append("Authorization")
-        self._routes: dict[str, dict[str, Handler]] = {
-            "/v1/completions": {"POST": self._generate},
-            "/v1/chat/completions": {"POST": self._generate},
-            "/tokenize": {"POST": self._ask_engine},
-            "/detokenize": {"POST": self._ask_engine},
-            "/v1/models": {"GET": self._models},
-            "/health": {"GET": self._health},
-            "/ready": {"GET": self._ready},
-            "/metrics": {"GET": self._metrics},
+        running = RunningRequests()
+        config = services.config
+        leg_headers = LegHeaders(
+            config.engine_api_key, forwards_key=clients.is_open, unique_ids=config.dialect == "vllm"
+        )
+        generation = Generation(services, running, leg_headers)
+        plain = PlainRoutes(services, leg_headers)
+        admin = AdminRoutes(services.fleet, running, services.config)
+        self._routes = {
+            "/v1/completions": _Route(_Door.CLIENT, {"POST": generation.handle}),
+            "/v1/chat/completions": _Route(_Door.CLIENT, {"POST": generation.handle}),
+            "/tokenize": _Route(_Door.CLIENT, {"POST": plain.ask_engine}),
+            "/detokenize": _Route(_Door.CLIENT, {"POST": plain.ask_engine}),
+            "/abort": _Route(_Door.CLIENT, {"POST": admin.abort}),
+            "/v1/models": _Route(_Door.CLIENT, {"GET": plain.models}),
+            "/health": _Route(_Door.OPEN, {"GET": plain.health}),
+            "/ready": _Route(_Door.OPEN, {"GET": plain.ready}),
+            "/metrics": _Route(_Door.OPEN, {"GET": plain.metrics}),
+            "/admin/fleet": _Route(_Door.ADMIN, {"GET": admin.show, "POST": admin.change}),
         }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The one entry: finds the handler and turns whatever it raises into an answer."""
+        answer_headers = self._cors.headers(request.headers)
         try:
-            return await self._find(request)(request)
+            response = await self._dispatch(request, answer_headers)
         except ConnectionResetError:
             raise  # the client is gone; there is nobody to answer
         except Exception as error:  # noqa: BLE001 - the edge: everything becomes an answer, bugs are logged
-            return self._failure(error, request)
+            response = self._failure(error, request)
+        if not response.prepared:
+            response.headers.update(answer_headers)
+        return response
 
-    def _find(self, request: web.BaseRequest) -> Handler:
-        methods = self._routes.get(request.path)
-        if methods is None:
+    async def _dispatch(self, request: web.BaseRequest, answer_headers: Mapping[str, str]) -> web.StreamResponse:
+        route = self._routes.get(request.path)
+        if route is None:
             raise NotFound(f"there is no {request.path}")
-        handler = methods.get("GET" if request.method == "HEAD" else request.method)
+        if request.method == "OPTIONS" and answer_headers:
+            return web.Response(status=204, headers=self._cors.preflight(request.headers, ", ".join(route.handlers)))
+        handler = route.handlers.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
-            raise MethodNotAllowed(f"{request.path} takes {', '.join(methods)}")
-        return handler
-
-    async def _generate(self, request: web.BaseRequest) -> web.StreamResponse:
-        services = self._services
-        received_s = services.clock.now_s()
-        request_id = request.headers.get(REQUEST_ID) or self._new_id()
-        call = make_call(
-            request.path,
-            await self._read(request),
-            headers=self._leg_headers(request, request_id),
-            request_id=request_id,
-            received_s=received_s,
-            deadline=Deadline(services.clock, received_s + services.config.timeouts.request_s),
+            raise MethodNotAllowed(f"{request.path} takes {', '.join(route.handlers)}")
+        incoming = Incoming(
+            http=request,
+            owner=self._admit(route.door, request.headers),
+            request_id=request.headers.get(REQUEST_ID) or f"{self._id_prefix}{next(self._id_numbers)}",
+            answer_headers=answer_headers,
         )
-        client = HttpClient(request, call, services.config.timeouts.stream_idle_s)
-        try:
-            async with services.admission.slot():
-                await self._serve(call, client)
-        except (PDError, BaseExceptionGroup) as error:
-            await self._fail(client, error)
-        if client.response is None:
-            raise RuntimeError("a journey ended without an answer")
-        return client.response
+        return await handler(incoming)
 
-    async def _serve(self, call: Call, client: HttpClient) -> None:
-        prompts = prompts_of(call)
-        if prompts:
-            await FanOut(call, prompts, self._services).run(client)
-        else:
-            await Journey(call, self._services).run(client)
-
-    async def _fail(self, client: HttpClient, error: BaseException) -> None:
-        """Answer with `error`, as an event where a stream has begun, as a response by raising it where none has."""
-        cause = only_cause(error) if isinstance(error, BaseExceptionGroup) else error
-        if client.response is None or not isinstance(cause, PDError):
-            raise cause
-        await client.break_off(cause)
-
-    def _new_id(self) -> str:
-        """Unique among all proxies and over restarts."""
-        return f"{self._id_prefix}{next(self._id_numbers)}"
-
-    async def _read(self, request: web.BaseRequest) -> bytes:
-        if (request.content_length or 0) > self._services.config.max_body_bytes:
-            raise self._too_large()
-        try:
-            async with asyncio.timeout(self._services.config.timeouts.body_s):
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise self._too_large() from error
-        except (web.RequestPayloadError, PayloadEncodingError, ContentEncodingError) as error:
-            raise InvalidRequest("the body could not be read: it is cut off or not encoded as declared") from error
-        except TimeoutError as error:
-            raise InvalidRequest("the body did not arrive in time") from error
-
-    def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"the body may have at most {self._services.config.max_body_bytes} bytes")
-
-    def _leg_headers(self, request: web.BaseRequest, request_id: str) -> dict[str, str]:
-        headers = {**self._fixed_headers, REQUEST_ID: request_id}
-        for name in self._forwarded:
-            value = request.headers.get(name)
-            if value is not None:
-                headers[name] = value
-        return headers
-
-    async def _ask_engine(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = await self._read(request)
-        for role in (Role.PREFILL, Role.DECODE):
-            worker = next(iter(self._services.fleet.routable(role)), None)
-            if worker is not None:
-                headers = self._leg_headers(request, request.headers.get(REQUEST_ID) or self._new_id())
-                limit_s = self._services.config.timeouts.first_token_s
-                deadline = Deadline.after(self._services.clock, limit_s)
-                leg = self._services.upstream.ask(worker, request.path, body, headers)
-                return passed_through(await bounded(worker, deadline, limit_s, leg))
-        raise NotReady("no engine is ready")
-
-    async def _models(self, _: web.BaseRequest) -> web.StreamResponse:
-        if not self._services.fleet.is_ready():
-            raise NotReady("the engines are not ready yet")
-        cards: dict[str, bytes] = {}
-        for worker in self._services.fleet.all():
-            for raw in worker.models:
-                cards.setdefault(msgspec.json.decode(raw, type=_ModelCard).id, raw)
-        body = msgspec.json.encode({"object": "list", "data": [msgspec.Raw(raw) for raw in cards.values()]})
-        return web.Response(body=body, content_type=_JSON)
-
-    async def _health(self, _: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=b'{"status":"ok"}', content_type=_JSON)
-
-    async def _ready(self, _: web.BaseRequest) -> web.StreamResponse:
-        if not self._services.fleet.is_ready():
-            raise NotReady("waiting for at least one prefill and one decode engine")
-        return web.Response(body=b'{"status":"ready"}', content_type=_JSON)
-
-    async def _metrics(self, _: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=self._services.metrics.expose(), headers={"Content-Type": METRICS_TYPE})
+    def _admit(self, door: _Door, headers: Mapping[str, str]) -> str | None:
+        if door is _Door.OPEN:
+            return None
+        if door is _Door.CLIENT:
+            return self._clients.admit(headers)
+        if self._admins.is_open:
+            raise PermissionRefused("administration is off: proxy.keys.admin_file names no key file")
+        return self._admins.admit(headers)
 
     def _failure(self, error: Exception, request: web.BaseRequest) -> web.Response:
         if isinstance(error, EngineRefused):

@@ -19,6 +19,8 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         prefill: base URLs of the P engines.
         decode: base URLs of the D engines.
+        file: JSON file `{"prefill": [...], "decode": [...]}` with further engines, read again when it changes.
+        file_poll_s: how often to look whether it has.
         probe_interval_s: pause between two `/ready` probes of one engine.
         probe_timeout_s: a probe without an answer after this long has failed.
         failures_until_dead: failed probes in a row that take an engine out; a refused connection does so at once.
@@ -28,6 +30,8 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
+    file: str | None = None
+    file_poll_s: Seconds = 1.0
     probe_interval_s: Seconds = 0.5
     probe_timeout_s: Seconds = 1.5
     failures_until_dead: Positive = 3
@@ -95,6 +99,46 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     min_prefill_bytes: Count = 0
 
 
+class KeysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Key files: one key per line, `name sha256-of-the-key-in-hex [requests-per-minute]`; read again on SIGHUP.
+
+    Attributes:
+        client_file: keys of clients; null lets everyone in.
+        admin_file: keys of operators; null turns `/admin` off.
+    """
+
+    client_file: str | None = None
+    admin_file: str | None = None
+
+
+class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """HTTPS towards clients.
+
+    Attributes:
+        cert_file: certificate chain, PEM; null serves plain HTTP.
+        key_file: its private key, PEM.
+        client_ca_file: clients must show a certificate signed by these; null asks for none.
+    """
+
+    cert_file: str | None = None
+    key_file: str | None = None
+    client_ca_file: str | None = None
+
+
+class EngineTlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """HTTPS towards engines whose URL says so.
+
+    Attributes:
+        ca_file: certificates that sign the engines'; null trusts the machine's.
+        cert_file: the proxy's own certificate, PEM, for engines that ask.
+        key_file: its private key, PEM.
+    """
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The proxy.
 
@@ -105,6 +149,10 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             stay on the prefill leg, which is marked so that P renders them without compiling.
         dialect: what the engines speak: ours (`pd`) or plain vLLM (`vllm`).
         max_body_bytes: larger request bodies answer 413; counted after decompression.
+        keys: who may come in.
+        tls: HTTPS towards clients.
+        engine_tls: HTTPS towards engines.
+        cors_origins: browser origins that may call, `*` for all.
         engine_api_key: sent to the engines instead of the client's `Authorization`; null forwards the client's.
         keepalive_s: idle connections to engines are closed after this long; below the engines' own limit.
         log_json: log lines as JSON instead of for a person's eyes.
@@ -122,6 +170,10 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     retries: RetryConfig = RetryConfig()
     routing: RoutingConfig = RoutingConfig()
     max_body_bytes: Positive = 64 << 20
+    keys: KeysConfig = KeysConfig()
+    tls: TlsConfig = TlsConfig()
+    engine_tls: EngineTlsConfig = EngineTlsConfig()
+    cors_origins: tuple[str, ...] = ()
     engine_api_key: str | None = None
     keepalive_s: Seconds = 4.0
     log_json: bool = False

@@ -14,8 +14,9 @@ from common.errors import InvalidRequest, UpstreamBroken, UpstreamTimeout
 from common.openai import sse
 from proxy.call import Call, Fields
 from proxy.decode_leg import Started
+from proxy.incoming import REQUEST_ID
 from proxy.journey import Journey
-from proxy.relay import REQUEST_ID, HttpClient
+from proxy.relay import HttpClient
 from proxy.services import Services
 from proxy.ttft import Breakdown
 

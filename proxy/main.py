@@ -6,17 +6,26 @@ Owns: the command line, exit codes (config 2, start-up 1) and the event loop. Do
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import structlog
 
 from common.clock import SystemClock
 from common.config.loader import load_section
 from common.errors import ConfigError, StartupError
-from common.tasks import wait_for_signal
+from common.tasks import Supervisor, wait_for_signal
 from common.telemetry.logging import configure_logging
+from proxy.assembly import assemble
 from proxy.config import ProxyConfig
-from proxy.server import running
+from proxy.server import RunningProxy, running
+from proxy.tls import server_context
+from proxy.upstream import Upstream
+from proxy.workers import run_workers
+
+T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -25,12 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     options = _parse(argv)
     try:
-        config = load_section(options.config, "proxy", ProxyConfig)
-        check(options.config, config)
+        config = load(options.config)
         if options.command == "check":
+            _run(_check(config))
             return 0
         configure_logging("proxy", config.log_json, config.log_level)
-        _run(config)
+        if options.workers > 1:
+            return _run(run_workers(options.config, options.workers))
+        _run(_serve(options.config, config, reuse_port=options.reuse_port))
     except ConfigError as error:
         sys.stderr.write(f"pd-proxy: {error}\n")
         return 2
@@ -42,38 +53,67 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def check(path: str, config: ProxyConfig) -> None:
-    """What types alone cannot say.
+def load(path: str) -> ProxyConfig:
+    """The settings, checked beyond their types; relative file names start at the config file's folder.
 
     Raises:
-        ConfigError: an engine's address is no URL, or there is no decode engine.
+        ConfigError: something is wrong with them.
     """
+    config = load_section(path, "proxy", ProxyConfig)
     for role in ("prefill", "decode"):
         for url in getattr(config.fleet, role):
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{path}: key `proxy.fleet.{role}`: {url!r} must start with http:// or https://")
-    if not config.fleet.decode:
+    if not config.fleet.decode and config.fleet.file is None:
         raise ConfigError(f"{path}: key `proxy.fleet.decode` names no engine; at least one URL is needed")
+    return _with_absolute_files(config, Path(path).resolve().parent)
+
+
+def _with_absolute_files(config: ProxyConfig, folder: Path) -> ProxyConfig:
+    parts: dict[str, msgspec.Struct] = {}
+    for section in ("fleet", "keys", "tls", "engine_tls"):
+        part = getattr(config, section)
+        names = [name for name in part.__struct_fields__ if name == "file" or name.endswith("_file")]
+        files = {name: str(folder / getattr(part, name)) for name in names if getattr(part, name) is not None}
+        parts[section] = msgspec.structs.replace(part, **files)
+    return msgspec.structs.replace(config, **parts)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="pd-proxy", description="Prefill/decode proxy.")
     parser.add_argument("command", nargs="?", choices=["serve", "check"], default="serve", help="check only validates")
     parser.add_argument("--config", required=True, help="YAML file with a section `proxy`")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the port")
+    parser.add_argument("--reuse-port", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
-def _run(config: ProxyConfig) -> None:
+def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
         import uvloop
     except ImportError:
-        asyncio.run(_serve(config))
-    else:
-        uvloop.run(_serve(config))
+        return asyncio.run(work)
+    result: T = uvloop.run(work)
+    return result
 
 
-async def _serve(config: ProxyConfig) -> None:
-    async with running(config, SystemClock()):
-        signal = await wait_for_signal()
+async def _check(config: ProxyConfig) -> None:
+    """Make everything that the settings name, listen nowhere."""
+    server_context(config.tls)
+    upstream = Upstream(connect_s=config.timeouts.connect_s, keepalive_s=config.keepalive_s)
+    async with upstream, Supervisor() as background:
+        assemble(config, SystemClock(), upstream, background)
+
+
+async def _serve(path: str, config: ProxyConfig, *, reuse_port: bool) -> None:
+    async with running(config, SystemClock(), reuse_port=reuse_port) as proxy:
+        signal = await wait_for_signal(on_hangup=lambda: _reload(path, proxy))
         _log.info("proxy.stopping", signal=signal.name)
     _log.info("proxy.stopped")
+
+
+def _reload(path: str, proxy: RunningProxy) -> None:
+    try:
+        proxy.reload(load(path))
+    except ConfigError as error:
+        _log.error("proxy.reload_refused", reason=str(error))

@@ -16,10 +16,10 @@ from common.openai.error_body import error_answer
 from common.wire import timing
 from proxy.call import TIMELINE, Call
 from proxy.decode_leg import Started
+from proxy.incoming import REQUEST_ID
 from proxy.ttft import Breakdown, to_json
 from proxy.upstream import Answer
 
-REQUEST_ID = "X-Request-Id"
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _KEPT_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate")
 _STALLED_CLIENT_S = 1.0

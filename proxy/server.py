@@ -1,13 +1,13 @@
 """A running proxy: listening, watching its fleet, and going down without breaking what is under way.
 
-Owns: the order of start and stop. Does not know: settings files, signals (its caller decides when to stop).
+Owns: the order of start and stop, and what a reload can change. Does not know: settings files, signals.
 """
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from random import Random
 from typing import Any
 
 import structlog
@@ -18,96 +18,89 @@ from common.errors import StartupError
 from common.tasks import Supervisor
 from proxy.admission import Admission
 from proxy.app import ProxyApp
-from proxy.config import Policy, ProxyConfig
+from proxy.assembly import Assembled, assemble
+from proxy.config import ProxyConfig
+from proxy.fleet.file_source import FileSource
 from proxy.fleet.health import Monitor
-from proxy.fleet.membership import Fleet
+from proxy.fleet.membership import Source
 from proxy.fleet.worker import Role
-from proxy.leg_bodies import LegRules
-from proxy.metrics import ProxyMetrics
-from proxy.routing.least_loaded import LeastLoaded
-from proxy.routing.policy import RoutingPolicy
-from proxy.routing.round_robin import RoundRobin
 from proxy.services import Services
+from proxy.tls import server_context
 from proxy.upstream import Upstream
 
 _log = structlog.get_logger(__name__)
 _CLOSE_S = 2.0
 _BACKLOG = 4096
 _MAX_HEADER_BYTES = 64 << 10
+_RELOADABLE = ("fleet", "keys")
 
 
 class RunningProxy:
-    """What a caller may want to know of a started proxy.
+    """What a caller may want to know of a started proxy, and do with it.
 
     Args:
-        services: its collaborators.
+        assembled: its collaborators.
         port: where it listens.
     """
 
-    def __init__(self, services: Services, port: int) -> None:
-        self.services = services
+    def __init__(self, assembled: Assembled, port: int) -> None:
+        self._assembled = assembled
         self.port = port
 
+    @property
+    def services(self) -> Services:
+        """Collaborators of the journeys."""
+        return self._assembled.services
 
-def make_policy(name: Policy) -> RoutingPolicy:
-    """The policy a config names."""
-    if name == "round_robin":
-        return RoundRobin()
-    return LeastLoaded(Random())
+    def reload(self, config: ProxyConfig) -> None:
+        """Take over the lists of engines and the key files of `config`; everything else needs a restart.
+
+        Raises:
+            ConfigError: a key file cannot be used; the old keys stay.
+        """
+        self._assembled.clients.reload()
+        self._assembled.admins.reload()
+        urls = {Role.PREFILL: config.fleet.prefill, Role.DECODE: config.fleet.decode}
+        self.services.fleet.apply(Source.CONFIG, urls)
+        old = self.services.config
+        changed = [name for name in ProxyConfig.__struct_fields__ if getattr(old, name) != getattr(config, name)]
+        waiting = [name for name in changed if name not in _RELOADABLE]
+        _log.info("proxy.reloaded", needs_restart=waiting)
 
 
 @asynccontextmanager
-async def running(config: ProxyConfig, clock: Clock) -> AsyncIterator[RunningProxy]:
+async def running(config: ProxyConfig, clock: Clock, *, reuse_port: bool = False) -> AsyncIterator[RunningProxy]:
     """A proxy that serves while the block runs and drains when it is left.
 
     Raises:
         StartupError: the port cannot be had.
+        ConfigError: a file that the settings name cannot be used.
     """
+    tls = server_context(config.tls)
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(
             Upstream(connect_s=config.timeouts.connect_s, keepalive_s=config.keepalive_s)
         )
         background = await stack.enter_async_context(Supervisor())
-        services = _build(config, clock, upstream, background)
-        runner = web.ServerRunner(_server(config, ProxyApp(services)), shutdown_timeout=_CLOSE_S)
+        assembled = assemble(config, clock, upstream, background)
+        runner = web.ServerRunner(_server(config, assembled.app), shutdown_timeout=_CLOSE_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        port = await _listen(runner, config)
-        headers = {} if config.engine_api_key is None else {"Authorization": f"Bearer {config.engine_api_key}"}
-        monitor = Monitor(services.fleet, upstream, config.fleet, headers)
-        background.spawn(monitor.run(), name="health")
-        _log.info("proxy.listening", host=config.host, port=port)
-        yield RunningProxy(services, port)
-        await _drain(runner, services.admission, config.drain_s)
+        port = await _listen(runner, config, tls, reuse_port=reuse_port)
+        _watch(assembled.services)
+        _log.info("proxy.listening", host=config.host, port=port, tls=tls is not None)
+        yield RunningProxy(assembled, port)
+        await _drain(runner, assembled.services.admission, config.drain_s)
 
 
-def _build(config: ProxyConfig, clock: Clock, upstream: Upstream, background: Supervisor) -> Services:
-    fleet = Fleet(config.fleet, clock)
-    admission = Admission(config.admission)
-    metrics = ProxyMetrics()
-    metrics.watch("pd_requests_running", "Requests that hold a slot.", lambda: admission.num_running)
-    metrics.watch("pd_proxy_requests_queued", "Requests that wait for a slot.", lambda: admission.num_waiting)
-    metrics.watch("pd_proxy_tasks", "Background tasks.", lambda: background.num_tasks)
-    rules = LegRules(
-        strip_constraint=config.structured_output != "naive",
-        constraint_in_prompt=config.constraint_in_prompt,
-        stops_on_prefill=config.dialect == "pd",
-    )
-    policies = {
-        Role.PREFILL: make_policy(config.routing.prefill),
-        Role.DECODE: make_policy(config.routing.decode),
-    }
-    return Services(
-        config=config,
-        rules=rules,
-        clock=clock,
-        fleet=fleet,
-        policies=policies,
-        upstream=upstream,
-        admission=admission,
-        background=background,
-        metrics=metrics,
-    )
+def _watch(services: Services) -> None:
+    config = services.config
+    headers = {} if config.engine_api_key is None else {"Authorization": f"Bearer {config.engine_api_key}"}
+    monitor = Monitor(services.fleet, services.upstream, config.fleet, headers)
+    services.background.spawn(monitor.run(), name="health")
+    if config.fleet.file is not None:
+        source = FileSource(config.fleet.file, services.fleet, config.fleet.file_poll_s)
+        services.background.spawn(source.run(), name="fleet-file")
 
 
 def _server(config: ProxyConfig, app: ProxyApp) -> web.Server:
@@ -128,8 +121,12 @@ def _server(config: ProxyConfig, app: ProxyApp) -> web.Server:
     )
 
 
-async def _listen(runner: web.ServerRunner, config: ProxyConfig) -> int:
-    site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG)
+async def _listen(
+    runner: web.ServerRunner, config: ProxyConfig, tls: ssl.SSLContext | None, *, reuse_port: bool
+) -> int:
+    site = web.TCPSite(
+        runner, config.host, config.port, backlog=_BACKLOG, ssl_context=tls, reuse_port=reuse_port or None
+    )
     try:
         await site.start()
     except OSError as error:
@@ -140,6 +137,7 @@ async def _listen(runner: web.ServerRunner, config: ProxyConfig) -> int:
 
 async def _drain(runner: web.ServerRunner, admission: Admission, drain_s: float) -> None:
     """Take no more connections and let the requests that are under way finish, for `drain_s` at most."""
+    admission.close()
     for site in list(runner.sites):
         await site.stop()
     if admission.num_running:

@@ -4,12 +4,22 @@ Owns: who belongs to the fleet and the questions routing asks of it. Does not kn
 """
 
 import asyncio
-from collections.abc import Collection, Iterable
+import ssl
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
 
 from common.clock import Clock
 from proxy.config import FleetConfig
 from proxy.fleet.breaker import Breaker
 from proxy.fleet.worker import Role, Worker, WorkerState
+
+
+class Source(Enum):
+    """Who brought a worker into the fleet; each source takes away only its own."""
+
+    CONFIG = "config"
+    FILE = "file"
+    ADMIN = "admin"
 
 
 class Fleet:
@@ -18,30 +28,44 @@ class Fleet:
     Args:
         config: static lists and breaker settings.
         clock: for the breakers.
+        tls: for engines behind https; None uses the machine's certificates.
     """
 
-    def __init__(self, config: FleetConfig, clock: Clock) -> None:
+    def __init__(self, config: FleetConfig, clock: Clock, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self._sources: dict[Worker, Source] = {}
         self._config = config
         self._clock = clock
         self._workers: dict[Role, dict[str, Worker]] = {role: {} for role in Role}
         self._ready = asyncio.Event()
-        for role, urls in ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode)):
-            for url in urls:
-                self.add(role, url)
+        self.apply(Source.CONFIG, {Role.PREFILL: config.prefill, Role.DECODE: config.decode})
 
-    def add(self, role: Role, url: str) -> Worker:
+    def apply(self, source: Source, urls: Mapping[Role, Iterable[str]]) -> None:
+        """Make the workers of `source` be exactly `urls`; running legs of those that go are not disturbed."""
+        for role in Role:
+            wanted = {url.rstrip("/") for url in urls.get(role, ())}
+            for url, worker in list(self._workers[role].items()):
+                if self._sources[worker] is source and url not in wanted:
+                    self.remove(role, url)
+            for url in wanted:
+                self.add(role, url, source)
+
+    def add(self, role: Role, url: str, source: Source = Source.CONFIG) -> Worker:
         """Take `url` into the fleet (or find it there); it starts in STARTING."""
         known = self._workers[role]
         key = url.rstrip("/")
         if key not in known:
             breaker = Breaker(self._clock, self._config.breaker_failures, self._config.breaker_cooldown_s)
-            known[key] = Worker(role, key, breaker, self._on_move)
+            worker = known[key] = Worker(role, key, breaker, on_move=self._on_move, tls=self._tls)
+            self._sources[worker] = source
             self._on_move()
         return known[key]
 
     def remove(self, role: Role, url: str) -> Worker | None:
         """Forget `url`; its running legs go on."""
         gone = self._workers[role].pop(url.rstrip("/"), None)
+        if gone is not None:
+            del self._sources[gone]
         self._on_move()
         return gone
 

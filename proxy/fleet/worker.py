@@ -51,12 +51,21 @@ class Worker:
         url: base URL, without a trailing slash.
         breaker: fed by its legs.
         on_move: called after every change of health.
+        tls: for https; None uses the machine's certificates.
     """
 
-    def __init__(self, role: Role, url: str, breaker: Breaker, on_move: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        role: Role,
+        url: str,
+        breaker: Breaker,
+        *,
+        on_move: Callable[[], None] = lambda: None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.role = role
         parts = urlsplit(url)
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
+        tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self.url = url.rstrip("/")
         self.name = parts.netloc
         self.prefix = parts.path.rstrip("/")

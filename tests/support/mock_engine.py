@@ -5,6 +5,7 @@ It remembers every request, answers like our engines would, and does on demand w
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class MockEngine:
         self.role = role
         self.model = model
         self.port = 0
+        self.scheme = "http"
         self.is_ready = True
         self.api_key: str | None = None
         self.num_chunks = 3
@@ -50,7 +52,7 @@ class MockEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def calls(self, path: str | None = None) -> list[Received]:
         """Requests received, probes left out."""
@@ -178,12 +180,13 @@ def dies_after(*pieces: bytes) -> Script:
 
 
 @asynccontextmanager
-async def serving(engine: MockEngine, port: int = 0) -> AsyncIterator[MockEngine]:
+async def serving(engine: MockEngine, port: int = 0, tls: ssl.SSLContext | None = None) -> AsyncIterator[MockEngine]:
     app = web.Application(client_max_size=256 << 20)
     app.router.add_route("*", "/{path:.*}", engine.handle)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls).start()
+    engine.scheme = "http" if tls is None else "https"
     engine.port = runner.addresses[0][1]
     try:
         yield engine

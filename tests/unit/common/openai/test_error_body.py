@@ -7,7 +7,8 @@ from common.openai.error_body import error_answer
 
 
 def every_class(root: type[errors.PDError]) -> list[type[errors.PDError]]:
-    return [root, *(leaf for child in root.__subclasses__() for leaf in every_class(child))]
+    children = [child for child in root.__subclasses__() if child.__module__ == root.__module__]
+    return [root, *(leaf for child in children for leaf in every_class(child))]
 
 
 @pytest.mark.parametrize("cls", every_class(errors.PDError))

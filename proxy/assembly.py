@@ -1,0 +1,89 @@
+"""Puts a proxy together from its settings: every collaborator is made here and in `main.py`, nowhere else.
+
+Owns: who gets what. Does not know: the event loop, signals.
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+from common.clock import Clock
+from common.tasks import Supervisor
+from proxy.access import KeyRing
+from proxy.admission import Admission
+from proxy.app import ProxyApp
+from proxy.config import Policy, ProxyConfig
+from proxy.fleet.membership import Fleet
+from proxy.fleet.worker import Role
+from proxy.leg_bodies import LegRules
+from proxy.metrics import ProxyMetrics
+from proxy.routing.grammar_warm import GrammarWarm
+from proxy.routing.least_loaded import LeastLoaded
+from proxy.routing.policy import RoutingPolicy
+from proxy.routing.prefix_affinity import PrefixAffinity
+from proxy.routing.round_robin import RoundRobin
+from proxy.services import Services
+from proxy.tls import engine_context
+from proxy.upstream import Upstream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """A proxy that is not running yet."""
+
+    services: Services
+    app: ProxyApp
+    clients: KeyRing
+    admins: KeyRing
+
+
+def assemble(config: ProxyConfig, clock: Clock, upstream: Upstream, background: Supervisor) -> Assembled:
+    """Make everything.
+
+    Raises:
+        ConfigError: a file that the settings name cannot be used.
+    """
+    uses_tls = any(url.startswith("https:") for url in (*config.fleet.prefill, *config.fleet.decode))
+    has_own_tls = config.engine_tls.ca_file is not None or config.engine_tls.cert_file is not None
+    fleet = Fleet(config.fleet, clock, engine_context(config.engine_tls) if uses_tls or has_own_tls else None)
+    admission = Admission(config.admission)
+    services = Services(
+        config=config,
+        rules=LegRules(
+            strip_constraint=config.structured_output != "naive",
+            constraint_in_prompt=config.constraint_in_prompt,
+            stops_on_prefill=config.dialect == "pd",
+        ),
+        clock=clock,
+        fleet=fleet,
+        policies={
+            Role.PREFILL: make_policy(config.routing.prefill),
+            Role.DECODE: make_policy(config.routing.decode),
+        },
+        upstream=upstream,
+        admission=admission,
+        background=background,
+        metrics=_metrics(admission, background, fleet),
+    )
+    clients, admins = KeyRing(config.keys.client_file, clock), KeyRing(config.keys.admin_file, clock)
+    return Assembled(services=services, app=ProxyApp(services, clients, admins), clients=clients, admins=admins)
+
+
+def make_policy(name: Policy) -> RoutingPolicy:
+    """The policy a config names."""
+    by_load = LeastLoaded(Random())
+    if name == "round_robin":
+        return RoundRobin()
+    if name == "prefix_affinity":
+        return PrefixAffinity(by_load)
+    return GrammarWarm(by_load) if name == "grammar_warm" else by_load
+
+
+def _metrics(admission: Admission, background: Supervisor, fleet: Fleet) -> ProxyMetrics:
+    metrics = ProxyMetrics()
+    metrics.watch("pd_requests_running", "Requests that hold a slot.", lambda: admission.num_running)
+    metrics.watch("pd_proxy_requests_queued", "Requests that wait for a slot.", lambda: admission.num_waiting)
+    metrics.watch("pd_proxy_tasks", "Background tasks.", lambda: background.num_tasks)
+    for role in Role:
+        name, text = f"pd_proxy_{role.value}_engines_routable", f"{role.value} engines that legs may go to."
+        metrics.watch(name, text, lambda role=role: len(fleet.routable(role)))  # type: ignore[misc]  # bound per turn
+    return metrics

@@ -1,0 +1,114 @@
+"""`/v1/completions` and `/v1/chat/completions`: from the HTTP request to a journey and its answer (journey row 1).
+
+Owns: making the `Call`, admission, the register of running requests, failures after a stream has begun.
+Does not know: what happens on a journey.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from common.clock import Deadline
+from common.errors import PDError, RequestAborted
+from common.tasks import only_cause
+from proxy.call import Call, make_call
+from proxy.fan_out import FanOut, prompts_of
+from proxy.incoming import JSON, REQUEST_ID, Incoming, read_body
+from proxy.journey import Journey
+from proxy.relay import HttpClient
+from proxy.running_requests import RunningRequests
+from proxy.services import Services
+
+
+class LegHeaders:
+    """What both legs carry: a fixed part, and of the client's headers the few that are meant for engines.
+
+    Args:
+        engine_api_key: replaces the client's `Authorization`; None forwards it.
+        forwards_key: whether the client's key is meant for the engines at all (not where it is the proxy's own).
+        unique_ids: whether engines take the request id for their own (vLLM), so that it must never repeat.
+    """
+
+    def __init__(self, engine_api_key: str | None, *, forwards_key: bool, unique_ids: bool) -> None:
+        self._unique_ids = unique_ids
+        self._fixed = {"Content-Type": JSON}
+        self._forwarded = ["traceparent", "tracestate"]
+        if engine_api_key is not None:
+            self._fixed["Authorization"] = f"Bearer {engine_api_key}"
+        elif forwards_key:
+            self._forwarded.append("Authorization")
+
+    def for_request(self, headers: Mapping[str, str], request_id: str) -> dict[str, str]:
+        """Headers of every leg of one request."""
+        if self._unique_ids:
+            request_id = f"{request_id}-{secrets.token_hex(6)}"
+        result = {**self._fixed, REQUEST_ID: request_id}
+        for name in self._forwarded:
+            value = headers.get(name)
+            if value is not None:
+                result[name] = value
+        return result
+
+
+class Generation:
+    """The handler.
+
+    Args:
+        services: collaborators of the process.
+        running: where requests can be ended by their id.
+        leg_headers: what the legs carry.
+    """
+
+    def __init__(self, services: Services, running: RunningRequests, leg_headers: LegHeaders) -> None:
+        self._services = services
+        self._running = running
+        self._leg_headers = leg_headers
+
+    async def handle(self, incoming: Incoming) -> web.StreamResponse:
+        """Serve one request.
+
+        Raises:
+            PDError: it failed before any byte of an answer left.
+        """
+        call = await self._call(incoming)
+        client = HttpClient(
+            incoming.http, call, self._services.config.timeouts.stream_idle_s, headers=incoming.answer_headers
+        )
+        try:
+            await self._serve(call, client, incoming.owner)
+        except (PDError, BaseExceptionGroup) as error:
+            cause = only_cause(error) if isinstance(error, BaseExceptionGroup) else error
+            if client.response is None or not isinstance(cause, PDError):
+                raise cause from None
+            await client.break_off(cause)
+        if client.response is None:
+            raise RuntimeError("a journey ended without an answer")
+        return client.response
+
+    async def _call(self, incoming: Incoming) -> Call:
+        clock, config = self._services.clock, self._services.config
+        received_s = clock.now_s()
+        body = await read_body(incoming.http, config)
+        return make_call(
+            incoming.http.path,
+            body,
+            headers=self._leg_headers.for_request(incoming.http.headers, incoming.request_id),
+            request_id=incoming.request_id,
+            received_s=received_s,
+            deadline=Deadline(clock, received_s + config.timeouts.request_s),
+        )
+
+    async def _serve(self, call: Call, client: HttpClient, owner: str | None) -> None:
+        prompts = prompts_of(call)
+        try:
+            async with asyncio.timeout(None) as scope:
+                with self._running.entered(call.request_id, owner, scope):
+                    async with self._services.admission.slot():
+                        if prompts:
+                            await FanOut(call, prompts, self._services).run(client)
+                        else:
+                            await Journey(call, self._services).run(client)
+        except TimeoutError as error:
+            raise RequestAborted("the request was aborted by its id") from error
