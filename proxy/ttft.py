@@ -76,16 +76,15 @@ def take_apart(
         track: when its phases began.
         prefill_s: P's stages, empty when there was no prefill leg or it reported nothing.
         decode_s: D's stages.
-        is_stream: otherwise D's stage `answer` holds the generation of all later tokens, which is no part of TTFT: the
-            result then ends at the first token instead of the first byte.
+        is_stream: an answer in one piece arrives long after its first token; D's report, which ends there, then says
+            when that was, and what came after is no part of the result.
     """
     received_s = track.first_s[ProxyPhase.RECEIVED]
     first_byte_s = track.last_s[ProxyPhase.STREAMING]
     decode_sent_s = track.last_s[ProxyPhase.HANDED_OFF]
     first_decode_s = track.first_s[ProxyPhase.HANDED_OFF]
-    if not is_stream:
-        first_byte_s -= min(decode_s.get("answer", 0.0), first_byte_s - decode_sent_s)
-        decode_s = {name: value for name, value in decode_s.items() if name != "answer"}
+    if not is_stream and decode_s:
+        first_byte_s = min(first_byte_s, decode_sent_s + sum(decode_s.values()))
     stages_s = dict.fromkeys(STAGES, 0.0)
     if ProxyPhase.PREFILLING in track.first_s:
         stages_s["front"] = track.first_s[ProxyPhase.PREFILLING] - received_s

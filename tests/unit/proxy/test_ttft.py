@@ -66,8 +66,9 @@ def test_time_lost_on_failed_legs_is_a_stage_of_its_own() -> None:
     assert {n: v for n, v in breakdown.stages_s.items() if v} == {"front": 1, "retry": 6, "prefill": 3, "first": 5}
 
 
-def test_an_answer_in_one_piece_does_not_count_the_later_tokens() -> None:
+def test_an_answer_in_one_piece_ends_its_ttft_where_ds_report_does() -> None:
     way = track(*zip(WAY, [0, 0, 1.0, 10.0], strict=True))
-    breakdown = take_apart(way, {}, {"compute": 1.0, "answer": 8.5}, is_stream=False)
-    assert breakdown.ttft_s == pytest.approx(2.5)
-    assert breakdown.stages_s["return"] == pytest.approx(0.5)
+    breakdown = take_apart(way, {}, {"pull": 0.5, "compute": 1.0, "answer": 0.25}, is_stream=False)
+    assert breakdown.ttft_s == pytest.approx(2.75)
+    assert breakdown.stages_s["return"] == pytest.approx(0.25)
+    assert take_apart(way, {}, {}, is_stream=False).ttft_s == pytest.approx(11.0)
