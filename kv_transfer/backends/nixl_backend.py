@@ -29,7 +29,7 @@ DEFAULT_ENVIRONMENT = {
 class NixlBackend:
     """Two NIXL agents without progress threads (which spin: half to a whole core per idle process).
 
-    One agent reads and is read; the other, made when the first peer is added, only sends notifications. On one
+    One agent reads and is read; the other only sends notifications, and a P never makes it. On one
     connection, a read posted after a notification waits until the peer polls (measured over shared memory, peer polling
     every 5 ms: 5 to 20 ms instead of 5 us).
 
@@ -85,11 +85,9 @@ class NixlBackend:
 
     def add_peer(self, metadata: bytes) -> str:
         """Load the metadata and begin to connect, both agents."""
-        if self._sender is None:
-            self._sender = self._agent(f"{self._name}/notify")
         peer = ""
         try:
-            for agent in (self._reader, self._sender):
+            for agent in (self._reader, self._sending_agent()):
                 name = agent.add_remote_agent(metadata)
                 peer = name.decode() if isinstance(name, bytes) else name
                 agent.make_connection(peer)
@@ -99,14 +97,18 @@ class NixlBackend:
 
     def remove_peer(self, peer: str) -> None:
         """Drop its metadata and connections."""
-        for agent in (self._reader, self._sender):
+        for agent in (self._reader, self._sending_agent()):
             try:
                 agent.remove_remote_agent(peer)
             except self._errors:
                 continue  # it is gone already, which is what was asked
 
     def prepare(self, peer: str | None, grid: BlockGrid) -> PreparedGrid:
-        """One descriptor per block, `[num_blocks, 3] uint64` of (address, length, device)."""
+        """One descriptor per block, `[num_blocks, 3] uint64` of (address, length, device).
+
+        Who prepares a pool of its own is going to read and to notify: that agent is made now, not at the first peer.
+        """
+        self._sending_agent()
         descriptors = np.empty((grid.num_blocks, 3), dtype=np.uint64)
         offsets = np.arange(grid.num_blocks, dtype=np.uint64) * np.uint64(grid.block_bytes)
         descriptors[:, 0] = np.uint64(grid.address) + offsets
@@ -141,7 +143,7 @@ class NixlBackend:
     def notify(self, peer: str, payload: bytes) -> None:
         """Send on the notifications' own connection."""
         try:
-            self._sender.send_notif(peer, payload)
+            self._sending_agent().send_notif(peer, payload)
         except self._errors as error:
             self._raise(error, "notifying")
 
@@ -178,6 +180,11 @@ class NixlBackend:
             handle.release()
         except self._errors:
             return  # still in flight: the handle's own finaliser keeps it until the agent ends
+
+    def _sending_agent(self) -> Any:
+        if self._sender is None:
+            self._sender = self._agent(f"{self._name}/notify")
+        return self._sender
 
     def _agent(self, name: str) -> Any:
         try:

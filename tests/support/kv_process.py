@@ -93,8 +93,8 @@ def http_port(producer: Desk, port: int) -> Iterator[int]:
         def _reply(self, reply: HttpReply) -> None:
             self.send_response(reply.status)
             self.send_header("Content-Length", str(len(reply.body)))
-            self.end_headers()
-            self.wfile.write(reply.body)
+            self._headers_buffer.append(b"\r\n" + reply.body)  # one write: no waiting for a delayed ACK
+            self.flush_headers()
 
         def log_message(self, *args: object) -> None:
             pass
