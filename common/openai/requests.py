@@ -6,6 +6,7 @@ Does not know: ranges and vocabularies (sampling.validation), constraints (opena
 """
 
 import re
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import msgspec
@@ -204,13 +205,18 @@ def read(body: bytes, fields: type[T]) -> T:
         raise InvalidRequest("the body is nested too deeply") from error
 
 
-def read_mapping(body: bytes) -> dict[str, Any]:
-    """The whole body as a mapping, for the reader of the constraint's fields.
+def read_mapping(body: bytes, without: Collection[str] = ()) -> dict[str, Any]:
+    """The body as a mapping, for readers that look at fields of any type.
+
+    Args:
+        body: JSON.
+        without: fields to leave out; their values, possibly long, are not decoded.
 
     Raises:
         InvalidRequest: as `read`.
     """
-    return read(body, dict[str, Any])
+    fields = read(body, dict[str, msgspec.Raw])
+    return {name: msgspec.json.decode(value) for name, value in fields.items() if name not in without}
 
 
 def _explained(message: str) -> InvalidRequest:

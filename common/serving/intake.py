@@ -44,6 +44,9 @@ class _Frame:
     constraint: Constraint | None
 
 
+_LONG_FIELDS = frozenset({"messages", "prompt", "kv_transfer_params"})
+"""Read elsewhere; never part of a constraint."""
+
 _TEMPLATE_READS = ("response_format", "tool_choice", "structured_outputs")
 
 
@@ -112,7 +115,7 @@ class Intake:
         written = _sampling_fields(body, intent)
         prompts.check_chat(fields)
         _refuse_chat_fields(fields)
-        whole = requests.read_mapping(body)
+        whole = requests.read_mapping(body, without=_LONG_FIELDS)
         constraint = self._constraint_in(whole, intent)
         if intent.reference is None:
             extras = {key: whole[key] for key in _TEMPLATE_READS if key in whole}
@@ -141,7 +144,7 @@ class Intake:
         return answer
 
     def _constraint(self, body: bytes, intent: KvIntent) -> Constraint | None:
-        return self._constraint_in(requests.read_mapping(body), intent)
+        return self._constraint_in(requests.read_mapping(body, without=_LONG_FIELDS), intent)
 
     def _constraint_in(self, body: Mapping[str, Any], intent: KvIntent) -> Constraint | None:
         """The constraint to enforce, refused here when that is cheap to see."""

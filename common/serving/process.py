@@ -82,12 +82,17 @@ class Role(Protocol):
 
 
 async def serve(role: Role) -> None:
-    """Serve until a signal; signals are watched from the first moment to the last.
+    """Set up the process's log, then `serve_until_signal`."""
+    configure_logging(role.process.role, role.process.log_json, role.process.log_level)
+    await serve_until_signal(role)
+
+
+async def serve_until_signal(role: Role) -> None:
+    """Bind, load, warm up, serve, drain; signals are watched from the first moment to the last.
 
     Raises:
         StartupError: the port cannot be had, or the role cannot be loaded.
     """
-    configure_logging(role.process.role, role.process.log_json, role.process.log_level)
     try:
         async with asyncio.TaskGroup() as group:
             signalled = group.create_task(wait_for_signal())

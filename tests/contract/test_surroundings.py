@@ -102,7 +102,7 @@ async def test_models_lists_the_served_one(rig: Rig):
                 "object": "model",
                 "created": 1_700_000_000,
                 "owned_by": "pd-serve",
-                "root": "models/m.gguf",
+                "root": "m.gguf",
                 "parent": None,
                 "max_model_len": 256,
             }
@@ -112,6 +112,12 @@ async def test_models_lists_the_served_one(rig: Rig):
 
 async def test_ready_says_who_answers(rig: Rig):
     assert (await rig.get("/ready")).json == {"status": "ready", "model": "m", "role": "decode", "engine_id": "e-1"}
+
+
+async def test_an_engine_whose_threads_died_is_neither_ready_nor_healthy(rig: Rig):
+    rig.engine.is_alive = False
+    assert [(await rig.get(path)).status for path in ("/health", "/ready", "/metrics")] == [500, 503, 200]
+    assert (await rig.post(CHAT, BASE)).status == 503
 
 
 async def test_tokenize_and_detokenize_are_each_other_s_inverse(rig: Rig):

@@ -74,6 +74,7 @@ class ScriptedEngine:
     error: PDError | None = None
     gate: asyncio.Event | None = None
     refuses: PDError | None = None
+    is_alive: bool = True
     requests: list[GenerateRequest] = field(default_factory=list)
     left: list[RequestId] = field(default_factory=list)
     arrivals: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
@@ -264,28 +265,32 @@ class Answered:
         return ["[DONE]" if payload == b"[DONE]" else msgspec.json.decode(payload) for payload in payloads]
 
 
-@asynccontextmanager
-async def serving_rig(
+@dataclass
+class Scripted:
+    """A scripted engine, its neighbours, and the parts of a server over them."""
+
+    engine: ScriptedEngine
+    references: RecordingReferences
+    grammars: DoorGrammars
+    kv_control: RecordingKvControl
+    metrics: Metrics
+    parts: Parts
+
+
+def scripted(
     *,
     role: str = "decode",
     reasoning: ReasoningTags | None = None,
     tools: ToolTags | None = None,
     constraint_in_prompt: bool = False,
-    api_key: str | None = None,
-    max_body_bytes: int = 64 << 20,
-    opened: bool = True,
-) -> AsyncIterator[Rig]:
-    """A `prefill` rig hands off, a `decode` rig takes references."""
+) -> Scripted:
+    """A `prefill` hands off, a `decode` takes references."""
     clock, tokenizer, registry = ManualClock(1_700_000_000.0), ByteTokenizer(), Metrics()
-    engine, references, grammars, control = (
-        ScriptedEngine(clock),
-        RecordingReferences(),
-        DoorGrammars(),
-        RecordingKvControl(),
-    )
+    engine, references = ScriptedEngine(clock), RecordingReferences()
+    grammars, control = DoorGrammars(), RecordingKvControl()
     model = ServedModel(
         name="m",
-        root="models/m.gguf",
+        root="m.gguf",
         created_s=1_700_000_000,
         max_model_len_tokens=256,
         tokenizer=tokenizer,
@@ -305,18 +310,31 @@ async def serving_rig(
         responder=Responder(gate.guard(engine), model, registry),
         grammars=grammars,
         clock=clock,
-        is_alive=lambda: True,
+        is_alive=lambda: engine.is_alive,
         kv_control=None if is_decode else control,
     )
-    surface = Surface()
+    return Scripted(engine, references, grammars, control, registry, parts)
+
+
+@asynccontextmanager
+async def serving_rig(
+    *,
+    api_key: str | None = None,
+    max_body_bytes: int = 64 << 20,
+    opened: bool = True,
+    role: str = "decode",
+    **model: Any,
+) -> AsyncIterator[Rig]:
+    """A running server; `model` as in `scripted`."""
+    made, surface = scripted(role=role, **model), Surface()
     if opened:
-        surface.open(parts)
+        surface.open(made.parts)
     settings = AppSettings(role=role, engine_id="e-1", max_body_bytes=max_body_bytes, api_key=api_key)
-    server = HttpServer(build_app(surface, registry, settings), "127.0.0.1", 0, drain_s=1.0)
+    server = HttpServer(build_app(surface, made.metrics, settings), "127.0.0.1", 0, drain_s=1.0)
     await server.start()
     url = f"http://127.0.0.1:{server.port}"
     try:
         async with aiohttp.ClientSession() as session:
-            yield Rig(engine, surface, registry, url, session, references, grammars, control)
+            yield Rig(made.engine, surface, made.metrics, url, session, made.references, made.grammars, made.kv_control)
     finally:
         await server.close()
