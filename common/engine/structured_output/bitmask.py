@@ -5,13 +5,14 @@ Does not know: logits, requests, the step.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
 
-from common.engine.structured_output.backend import Backend, FillRow
+from common.engine.structured_output.backend import FillRow
+from common.engine.structured_output.backends import BackendSet
 from common.engine.structured_output.grammar import MaskRow
 from common.engine.structured_output.request_matcher import RequestMatcher
 from common.engine.structured_output.vocabulary import Vocabulary
@@ -44,11 +45,11 @@ class BitmaskFiller:
 
     Args:
         vocabulary: width of a row and the canonical end token.
-        backends: by name.
+        backends: who fills which rows.
         pin_memory: page-locked buffers, for an asynchronous copy to a GPU.
     """
 
-    def __init__(self, vocabulary: Vocabulary, backends: Mapping[str, Backend], *, pin_memory: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, backends: BackendSet, *, pin_memory: bool) -> None:
         self._num_words = vocabulary.num_words
         self._backends = backends
         self._pin_memory = pin_memory
@@ -75,7 +76,7 @@ class BitmaskFiller:
             by_backend[matcher.backend].append(FillRow(matcher.inner, index))
         words = bitmask.numpy()
         for name, rows in by_backend.items():
-            self._backends[name].fill(rows, words)
+            self._backends.get(name).fill(rows, words)
         for matcher, row in zip(matchers, words.view(np.uint32), strict=True):
             self._spread_stops(matcher, row)
         return bitmask

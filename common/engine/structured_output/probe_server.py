@@ -12,7 +12,6 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +19,8 @@ import numpy as np
 
 from common.clock import Clock, SystemClock
 from common.engine.structured_output.backend import Backend, BackendMatcher, FillRow
+from common.engine.structured_output.backends import BackendSet
+from common.engine.structured_output.lean_import import standing_in
 from common.engine.structured_output.probe_wire import (
     Fork,
     Load,
@@ -44,32 +45,37 @@ _JOB_READ_TIMEOUT_S = 30.0
 def main() -> None:
     """Serve the control channel until the engine closes it."""
     os.nice(_NICENESS)
+    os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"  # noqa: TID251 read by a library of xgrammar; there is no torch here
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps probes
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to handle
     control = socket.socket(fileno=int(sys.argv[1]))
     vocabulary = _vocabulary(receive(control, ProbeVocabulary))
-    backends: dict[str, Backend] = {}
+    backends = BackendSet(vocabulary, num_threads=1)
+    with standing_in("torch"):
+        _serve(control, vocabulary, backends)
+
+
+def _serve(control: socket.socket, vocabulary: Vocabulary, backends: BackendSet) -> None:
     while True:
         try:
             message, descriptors = receive_control(control)
         except (EOFError, ConnectionError):
             return
         if isinstance(message, Load):
-            send(control, _load(message.backend, vocabulary, backends))
+            send(control, _load(message.backend, backends))
         elif isinstance(message, Fork):
             _fork(descriptors[0], control, vocabulary, backends)
 
 
-def _load(name: str, vocabulary: Vocabulary, backends: dict[str, Backend]) -> Loaded:
-    if name not in backends:
-        try:
-            backends[name] = _LOADERS[name](vocabulary)
-        except Exception as error:  # noqa: BLE001 any reason a library has not to load is the engine's to report
-            return Loaded(reason=f"{type(error).__name__}: {error}")
+def _load(name: str, backends: BackendSet) -> Loaded:
+    try:
+        backends.get(name)
+    except Exception as error:  # noqa: BLE001 any reason a library has not to load is the engine's to report
+        return Loaded(reason=f"{type(error).__name__}: {error}")
     return Loaded()
 
 
-def _fork(descriptor: int, control: socket.socket, vocabulary: Vocabulary, backends: Mapping[str, Backend]) -> None:
+def _fork(descriptor: int, control: socket.socket, vocabulary: Vocabulary, backends: BackendSet) -> None:
     if os.fork() != 0:
         os.close(descriptor)
         return
@@ -77,14 +83,14 @@ def _fork(descriptor: int, control: socket.socket, vocabulary: Vocabulary, backe
     _serve_one(socket.socket(fileno=descriptor), vocabulary, backends)
 
 
-def _serve_one(channel: socket.socket, vocabulary: Vocabulary, backends: Mapping[str, Backend]) -> NoReturn:
+def _serve_one(channel: socket.socket, vocabulary: Vocabulary, backends: BackendSet) -> NoReturn:
     """In the probe: one job, then the process ends, whatever happens."""
     status = 1
     try:
         channel.settimeout(_JOB_READ_TIMEOUT_S)
         send(channel, Started(pid=os.getpid()))
         job = receive(channel, ProbeJob)
-        send(channel, _run(job, backends[job.backend], vocabulary, SystemClock()))
+        send(channel, _run(job, backends.get(job.backend), vocabulary, SystemClock()))
         status = 0
     finally:
         os._exit(status)
@@ -147,20 +153,6 @@ def _vocabulary(table: ProbeVocabulary) -> Vocabulary:
         encode=encode,
     )
 
-
-def _load_guidance(vocabulary: Vocabulary) -> Backend:
-    from common.engine.structured_output.guidance_backend import GuidanceBackend
-
-    return GuidanceBackend(vocabulary, num_threads=1)
-
-
-def _load_xgrammar(vocabulary: Vocabulary) -> Backend:
-    from common.engine.structured_output.xgrammar_backend import XGrammarBackend
-
-    return XGrammarBackend(vocabulary, num_threads=1)
-
-
-_LOADERS: Mapping[str, Callable[[Vocabulary], Backend]] = {"guidance": _load_guidance, "xgrammar": _load_xgrammar}
 
 if __name__ == "__main__":
     main()

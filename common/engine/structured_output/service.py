@@ -5,20 +5,19 @@ Does not know: requests, roles, HTTP.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Protocol
 
 from common.clock import Clock, Deadline
 from common.config.engine import GrammarConfig
-from common.engine.structured_output.backend import Backend
+from common.engine.structured_output.backends import BackendSet
 from common.engine.structured_output.bitmask import BitmaskFiller
 from common.engine.structured_output.cache import CacheEntry, CacheKey, GrammarCache
 from common.engine.structured_output.door import check_at_door
 from common.engine.structured_output.final_check import why_invalid
 from common.engine.structured_output.grammar import GrammarTicket, MaskRow, PendingBitmask
-from common.engine.structured_output.guidance_backend import GuidanceBackend
 from common.engine.structured_output.limits import LimitPassed, probe_error
 from common.engine.structured_output.planner import Attempt, plan
 from common.engine.structured_output.probe import CompileProbe
@@ -26,14 +25,14 @@ from common.engine.structured_output.probe_wire import ProbeVerdict
 from common.engine.structured_output.request_matcher import RequestMatcher
 from common.engine.structured_output.risk import needs_probe
 from common.engine.structured_output.ticket import Ticket
-from common.engine.structured_output.vocabulary import Vocabulary, read_vocabulary
-from common.engine.structured_output.xgrammar_backend import XGrammarBackend
+from common.engine.structured_output.vocabulary import read_vocabulary
 from common.engine.tokenizer import Tokenizer
 from common.errors import Bug, ConstraintRejected
 from common.wire.constraint import Constraint
 
 _COMPILE_THREADS = 2
 _PROBES = 2
+_FILL_THREADS = 2
 
 
 class GrammarObserver(Protocol):
@@ -68,7 +67,7 @@ class LocalGrammarService:
         logits_width: width of the model's logits when wider than the vocabulary (padding).
         pin_memory: page-locked mask buffers, for `device: cuda`.
         observer: counts compilations and cache look-ups.
-        warm: load the slow compilers' probe in the background now, rather than when a constraint first needs it.
+        warm: import the slow libraries in the background now, rather than when a constraint first needs them.
     """
 
     def __init__(  # noqa: PLR0913 four optional facts of the deployment, each by name
@@ -87,7 +86,7 @@ class LocalGrammarService:
         self._observer = observer or NoObserver()
         self._vocabulary = read_vocabulary(tokenizer, logits_width)
         self._eos_token_ids = tokenizer.eos_token_ids
-        self._backends = _make_backends(self._vocabulary)
+        self._backends = BackendSet(self._vocabulary, _FILL_THREADS)
         self._filler = BitmaskFiller(self._vocabulary, self._backends, pin_memory=pin_memory)
         self._cache = GrammarCache(config.cache_bytes, config.prepared_ttl_s)
         self._compiling: dict[CacheKey, Ticket] = {}
@@ -96,7 +95,8 @@ class LocalGrammarService:
         self._probe = CompileProbe(self._vocabulary, config.compile_memory_bytes)
         self._probe_threads = ThreadPoolExecutor(max_workers=_PROBES, thread_name_prefix="grammar-probe")
         if warm:
-            self._probe_threads.submit(self._probe.load, "xgrammar")
+            self._probe_threads.submit(self._warm)
+        self._backends.get("guidance")
 
     def check(self, constraint: Constraint) -> None:
         """Cheap refusal at the door. Raises `ConstraintRejected`."""
@@ -171,6 +171,10 @@ class LocalGrammarService:
             error = entry.error or ConstraintRejected("refused before", ticket.constraint.field)
             ticket.fail(ConstraintRejected(error.message, ticket.constraint.field), ticket.asked_s)
 
+    def _warm(self) -> None:
+        self._backends.get("xgrammar")
+        self._probe.load("xgrammar")
+
     def _run(self, ticket: Ticket) -> None:
         """On a compile thread: plan and make the attempts of `ticket`; settles it or hands it to a probe thread."""
         with self._settling(ticket):
@@ -198,7 +202,7 @@ class LocalGrammarService:
                 return
             started_s = self._clock.now_s()
             try:
-                grammar = self._backends[attempt.backend].compile(attempt.constraint)
+                grammar = self._backends.get(attempt.backend).compile(attempt.constraint)
             except ConstraintRejected as refused:
                 self._observer.compiled(attempt.backend, "rejected", self._clock.now_s() - started_s)
                 error = refused
@@ -247,9 +251,3 @@ class LocalGrammarService:
             ticket.succeed(entry.grammar, entry.backend, now_s, entry.unenforced)
         else:
             ticket.fail(entry.error or ConstraintRejected("refused", ticket.constraint.field), now_s)
-
-
-def _make_backends(vocabulary: Vocabulary) -> Mapping[str, Backend]:
-    guidance: Backend = GuidanceBackend(vocabulary)
-    fast: Backend = XGrammarBackend(vocabulary)
-    return {guidance.name: guidance, fast.name: fast}

@@ -6,13 +6,15 @@ widens what it lacks without an error: what may be sent here is decided elsewher
 
 from collections.abc import Sequence
 
-import xgrammar
-
 from common.engine.structured_output.backend import BackendMatcher, FillRow
 from common.engine.structured_output.json_rules import MAX_WHITESPACE
+from common.engine.structured_output.lean_import import standing_in
 from common.engine.structured_output.vocabulary import Int32Array, Vocabulary
 from common.errors import ConstraintRejected
 from common.wire.constraint import Constraint, ConstraintKind
+
+with standing_in("transformers"):
+    import xgrammar
 
 
 class XGrammarMatcher:
