@@ -1,9 +1,10 @@
-"""Who computes a model's forward: the compiled CPU kernels where they can, plain torch everywhere else.
+"""Who computes a model's forward: the compiled CPU kernels where they can, Triton on CUDA, plain torch everywhere.
 
 Owns: that choice and the dtypes. Does not know files.
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -11,7 +12,7 @@ from common.engine.model.config import ModelConfig
 from common.engine.model.cpu_kernels.build import CannotBuild
 from common.engine.model.cpu_kernels.decoder import assemble_cpu, unsupported_reason
 from common.engine.model.cpu_kernels.packed import WeightDtype
-from common.engine.model.kernels import TorchKernels
+from common.engine.model.kernels import KernelBackend, TorchKernels, TritonKernels
 from common.engine.model.llama import assemble
 from common.engine.model.loaded import PlacedDecoder
 from common.engine.model.weights import WeightSource
@@ -45,7 +46,7 @@ def make_decoder(
     Args:
         config: its shape.
         weights: read tensor by tensor.
-        kernels: `auto`, `cpu` or `torch`.
+        kernels: `auto`, `cpu`, `triton` or `torch`.
         dtype: float32, bfloat16, float16 or int8.
         device: where it runs.
         num_threads: CPU threads of the forward; 0 leaves the choice to the kernels.
@@ -55,10 +56,12 @@ def make_decoder(
     """
     if dtype not in _ACTIVATION_DTYPES:
         raise StartupError(f"dtype {dtype} is not supported; supported: {', '.join(_ACTIVATION_DTYPES)}")
-    if kernels not in ("auto", "cpu", "torch"):
-        raise StartupError(f"kernels {kernels} are unknown; use auto, cpu or torch")
+    if kernels not in ("auto", "cpu", "triton", "torch"):
+        raise StartupError(f"kernels {kernels} are unknown; use auto, cpu, triton or torch")
+    if kernels == "triton" and device.type != "cuda":
+        raise StartupError(f"kernels triton: they run on cuda, not on {device}")
     note = None
-    if kernels != "torch":
+    if kernels == "cpu" or (kernels == "auto" and device.type == "cpu"):
         note = _why_not_compiled(config, dtype, device)
         if note is None:
             try:
@@ -73,11 +76,18 @@ def make_decoder(
     if num_threads and device.type == "cpu":
         torch.set_num_threads(num_threads)
     activations = _ACTIVATION_DTYPES[dtype]
-    backend = TorchKernels(device, activations, int8=dtype == "int8")
+    backend = _torch_or_triton(kernels, TorchKernels(device, activations, int8=dtype == "int8"), device)
     assembled = assemble(config, weights, backend, device=device, dtype=activations)
     return ChosenDecoder(
         model=assembled.model, tensors_fingerprint=assembled.tensors_fingerprint, kernels=backend.name, note=note
     )
+
+
+def _torch_or_triton(kernels: str, plain: TorchKernels, device: torch.device) -> KernelBackend:
+    """Triton's attention on CUDA where it is installed, unless torch is asked for."""
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda" and find_spec("triton") is not None):
+        return TritonKernels(plain)
+    return plain
 
 
 def _why_not_compiled(config: ModelConfig, dtype: str, device: torch.device) -> str | None:

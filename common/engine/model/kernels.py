@@ -60,3 +60,26 @@ class TorchKernels:
     def attention(self, config: ModelConfig) -> Attention:
         """`TorchPagedAttention`."""
         return TorchPagedAttention(config)
+
+
+class TritonKernels:
+    """Torch's matrix products (cuBLAS) and our paged attention; CUDA only.
+
+    Args:
+        linear_maps: makes the linear maps, and says where and in what.
+    """
+
+    name = "triton"
+
+    def __init__(self, linear_maps: TorchKernels) -> None:
+        self._linear_maps = linear_maps
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """As torch makes it."""
+        return self._linear_maps.linear(weight, bias)
+
+    def attention(self, config: ModelConfig) -> Attention:
+        """`TritonPagedAttention`; Triton is imported here, so that a CPU engine never loads it."""
+        from common.engine.model.triton_attention import TritonPagedAttention
+
+        return TritonPagedAttention(config)

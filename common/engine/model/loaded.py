@@ -40,7 +40,7 @@ class LoadedModel:
     Attributes:
         generation: the sampling its authors recommend.
         tensors_fingerprint: of the weights alone (`weights.CheckedWeights`).
-        kernels: who computes: `cpu` (the compiled kernels) or `torch`.
+        kernels: who computes: `cpu` (the compiled kernels), `triton` or `torch`.
         kernels_note: why the compiled kernels are not in use although `auto` would have taken them; one line to log.
     """
 

@@ -33,7 +33,7 @@ def load_model(
         path: a `.gguf` file or a Hugging Face folder.
         dtype: of weights and computation: float32, bfloat16, float16, or int8 (weights only; computes in float32).
         device: `cpu` or `cuda[:index]`.
-        kernels: `cpu` (compiled, CPU only), `torch`, or `auto`: compiled where they can be, torch otherwise.
+        kernels: `cpu` (compiled, CPU only), `triton` (CUDA only), `torch`, or `auto`: the fastest of them here.
         num_threads: CPU threads of the forward; 0 chooses by the cores there are.
         clock: tells chat templates the date; the system's when None.
 

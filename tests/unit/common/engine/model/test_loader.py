@@ -50,6 +50,7 @@ def test_without_compiled_kernels_torch_computes_and_the_reason_is_told(gguf_pat
         ({"device": "toaster"}, "device toaster is not one"),
         ({"device": "meta"}, "device meta is not supported"),
         ({"kernels": "magic"}, "kernels magic are unknown"),
+        ({"kernels": "triton"}, "kernels triton: they run on cuda, not on cpu"),
         ({"kernels": "cpu", "dtype": "float16"}, "kernels cpu: the compiled kernels do not compute float16"),
     ],
 )
