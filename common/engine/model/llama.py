@@ -77,7 +77,7 @@ class LlamaModel:
         """Of activations and of the KV cache."""
         return self._embedding.dtype
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: the caller may change the logits in place
     def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
         """Write K and V of the batch into `kv_cache` and return next-token logits.
 
