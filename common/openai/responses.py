@@ -39,6 +39,20 @@ class TimelineReport(msgspec.Struct, frozen=True, kw_only=True):
     events_ms: dict[str, float]
 
 
+class ConstraintCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Ours: a constraint that could not be enforced exactly (`on_inexact: validate`), and how the finished text fared.
+
+    Attributes:
+        unenforced: the schema's keywords that generation did not obey.
+        valid: whether the text obeys the whole constraint all the same.
+        reason: what is wrong when it does not.
+    """
+
+    unenforced: tuple[str, ...]
+    valid: bool
+    reason: str | None
+
+
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Parallel lists, one entry per token; `text_offset` counts characters of the choice's text."""
 
@@ -94,6 +108,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    constraint_check: ConstraintCheck | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +159,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     token_ids: tuple[int, ...] | UnsetType = UNSET
+    constraint_check: ConstraintCheck | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,14 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from common.openai.responses import ChatLogprobs, CompletionLogprobs, PromptLogprobs, TimelineReport, Usage
+from common.openai.responses import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    ConstraintCheck,
+    PromptLogprobs,
+    TimelineReport,
+    Usage,
+)
 
 
 class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +30,7 @@ class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    constraint_check: ConstraintCheck | UnsetType = UNSET
 
 
 class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +80,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: tuple[int, ...] | UnsetType = UNSET
+    constraint_check: ConstraintCheck | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from common.engine.sampling.sampler import Sampler
 from common.engine.settings import CoreSettings, PullFailurePolicy
 from common.engine.structured_output.service import LocalGrammarService
 from common.engine.tokenizer import Tokenizer
+from common.serving.final_check import FinalCheck
 from common.serving.intake import Intake
 from common.serving.kv_intent import KvGate
 from common.serving.metrics import GrammarMetrics, engine_readings
@@ -114,12 +115,17 @@ class LoadedEngine:
             engine=engine,
             kv=gate,
             intake=Intake(self.model, sampling, self.grammars, self.clock),
-            responder=Responder(gate.guard(engine), self.model, self.metrics),
+            responder=Responder(gate.guard(engine), self.model, self.metrics, self._final_check()),
             grammars=self.grammars,
             clock=self.clock,
             is_alive=lambda: engine.status().is_alive and transfer_is_alive(),
             kv_control=kv_control,
         )
+
+    def _final_check(self) -> FinalCheck | None:
+        if self.config.grammar.on_inexact == "refuse":
+            return None
+        return FinalCheck(self.grammars, self.model.reasoning)
 
     def _sampling_context(self) -> SamplingContext:
         recommended = self.loaded.generation

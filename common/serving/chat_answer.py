@@ -17,6 +17,7 @@ from common.openai.responses import (
     ChatCompletion,
     ChatLogprobs,
     ChatMessage,
+    ConstraintCheck,
     PromptLogprobs,
 )
 from common.openai.stream import ChatChunk, ChatChunkChoice, ChatDelta, FunctionDelta, ToolCallDelta
@@ -58,6 +59,7 @@ class _Choice:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    constraint_check: ConstraintCheck | UnsetType = UNSET
 
     def pieces(self, delta: ChoiceDelta) -> list[Piece]:
         """What `delta` adds, after the shaper."""
@@ -129,6 +131,7 @@ class ChatStream:
                     finish_reason=finish_word(delta.finish, called_tools=choice.called_tools),
                     stop_reason=delta.stop_reason if finished else UNSET,
                     token_ids=delta.token_ids if self._chat.job.options.token_ids else UNSET,
+                    constraint_check=delta.constraint_check or UNSET,
                 )
             )
         )
@@ -210,6 +213,7 @@ class ChatWhole:
             choice.token_ids.extend(delta.token_ids)
         choice.finish_reason = finish_word(delta.finish, called_tools=choice.called_tools)
         choice.stop_reason = delta.stop_reason
+        choice.constraint_check = delta.constraint_check or UNSET
 
     def body(self) -> bytes:
         """The JSON of everything added."""
@@ -236,6 +240,7 @@ class ChatWhole:
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             token_ids=tuple(choice.token_ids) if self._chat.job.options.token_ids else UNSET,
+            constraint_check=choice.constraint_check,
         )
 
 

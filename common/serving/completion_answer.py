@@ -128,6 +128,7 @@ class CompletionStream:
                     token_ids=token_ids,
                     prompt_token_ids=self._choices.prompt_token_ids(delta) if first else UNSET,
                     prompt_logprobs=self._choices.prompt_logprobs(delta),
+                    constraint_check=delta.constraint_check or UNSET,
                 )
             )
         ]
@@ -182,6 +183,7 @@ class CompletionWhole:
             token_ids=self._choices.token_ids(delta),
             prompt_token_ids=self._choices.prompt_token_ids(delta) if first else UNSET,
             prompt_logprobs=self._choices.prompt_logprobs(delta),
+            constraint_check=delta.constraint_check or UNSET,
         )
         self._parts.setdefault(delta.index, []).append(part)
 
@@ -215,4 +217,5 @@ def _merged(parts: list[CompletionChoice]) -> CompletionChoice:
         token_ids=tuple(token for part in ids for token in part) if ids else UNSET,
         prompt_token_ids=first.prompt_token_ids,
         prompt_logprobs=prompt[0] if prompt else UNSET,
+        constraint_check=last.constraint_check,
     )

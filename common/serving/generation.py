@@ -14,6 +14,7 @@ from common.engine.request_state import FinishReason
 from common.engine.text_output import TextOutput
 from common.engine.tokenizer import Tokenizer
 from common.errors import EngineError
+from common.openai.responses import ConstraintCheck
 from common.serving.ports import Engine
 from common.tasks import only_cause
 
@@ -31,6 +32,7 @@ class ChoiceDelta:
         logprobs: one per token when asked for, else empty.
         finish: set in the last delta of the choice.
         stop_reason: the stop string or stop token that ended it; None for EOS and length.
+        constraint_check: of the whole text, in the last delta, where generation did not obey the whole constraint.
     """
 
     index: int
@@ -41,6 +43,7 @@ class ChoiceDelta:
     logprobs: tuple[PositionLogprobs, ...] = ()
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
+    constraint_check: ConstraintCheck | None = None
 
 
 class Sink(Protocol):

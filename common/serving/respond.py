@@ -12,7 +12,8 @@ import structlog
 from aiohttp import web
 
 from common.openai import error_body, sse
-from common.serving.generation import ChoiceDelta, generate
+from common.serving.final_check import CheckingSink, FinalCheck
+from common.serving.generation import ChoiceDelta, Sink, generate
 from common.serving.job import Job
 from common.serving.ports import Engine
 from common.serving.served_model import ServedModel
@@ -57,12 +58,16 @@ class Responder:
         engine: where they run.
         model: whose tokens they are.
         metrics: told each time to first token.
+        final_check: checks texts whose constraint could not be enforced exactly; None where that is refused.
     """
 
-    def __init__(self, engine: Engine, model: ServedModel, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: Engine, model: ServedModel, metrics: Metrics, final_check: FinalCheck | None = None
+    ) -> None:
         self._engine = engine
         self._model = model
         self._metrics = metrics
+        self._final_check = final_check
 
     async def whole(self, http: web.Request, job: Job, form: WholeForm) -> web.Response:
         """Answer with one body.
@@ -72,8 +77,7 @@ class Responder:
         Raises:
             PDError: the job failed; nothing has been sent.
         """
-        sink = _WholeSink(job, form)
-        await generate(self._engine, job.requests, self._model.tokenizer, sink)
+        await self._generate(job, _WholeSink(job, form))
         # A one-token answer (every prefill leg) is answered now; a longer one was under way since its first token.
         job.timeline.mark(Event.ANSWERED)
         body = form.body()
@@ -90,7 +94,7 @@ class Responder:
         """
         sink = _StreamSink(http, job, form, self._metrics)
         try:
-            await generate(self._engine, job.requests, self._model.tokenizer, sink)
+            await self._generate(job, sink)
             return await sink.close()
         except ConnectionError:
             # The client left while we wrote; generating has been aborted on the way out.
@@ -100,6 +104,12 @@ class Responder:
                 raise
             _log.warning("stream.failed", request_id=job.answer_id, error=repr(error))
             return await sink.fail(error)
+
+    async def _generate(self, job: Job, sink: Sink) -> None:
+        constraint = job.requests[0].constraint
+        if self._final_check is not None and constraint is not None:
+            sink = CheckingSink(sink, self._final_check, constraint)
+        await generate(self._engine, job.requests, self._model.tokenizer, sink)
 
 
 class _WholeSink:

@@ -16,10 +16,13 @@ from common.engine.outputs import PositionLogprobs, TokenDelta, TokenLogprob
 from common.engine.request import GenerateRequest
 from common.engine.request_state import FinishReason
 from common.engine.sampling.raw import SamplingContext
+from common.engine.structured_output.grammar import GrammarTicket
+from common.engine.structured_output.ticket import Ticket
 from common.errors import ConstraintRejected, PDError, ReferenceRefused
 from common.ids import BlockId, EngineId, LeaseId, RequestId
 from common.openai.sse import SseParser
 from common.serving.app import AppSettings, build_app
+from common.serving.final_check import FinalCheck
 from common.serving.intake import Intake
 from common.serving.kv_intent import KvGate
 from common.serving.respond import Responder
@@ -197,6 +200,19 @@ class DoorGrammars(FakeGrammars):
         return ticket
 
 
+@dataclass
+class InexactGrammars:
+    """Implements `common.serving.final_check.InexactGrammars`: leaves `oneOf` out; a text must hold `}`."""
+
+    def compile(self, constraint: Constraint) -> Ticket:
+        ticket = Ticket(constraint, 0.0)
+        ticket.succeed(None, "fake", 0.0, ("oneOf",) if "oneOf" in constraint.value else ())
+        return ticket
+
+    def why_invalid(self, ticket: GrammarTicket, text: str) -> str | None:
+        return None if text.startswith("{") else f"{text} is no object"
+
+
 @dataclass(frozen=True)
 class Reply:
     status: int
@@ -283,6 +299,7 @@ def scripted(
     reasoning: ReasoningTags | None = None,
     tools: ToolTags | None = None,
     constraint_in_prompt: bool = False,
+    checks: bool = False,
 ) -> Scripted:
     """A `prefill` hands off, a `decode` takes references."""
     clock, tokenizer, registry = ManualClock(1_700_000_000.0), ByteTokenizer(), Metrics()
@@ -302,12 +319,13 @@ def scripted(
     context = SamplingContext(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, max_model_len_tokens=256)
     is_decode = role == "decode"
     gate = KvGate(references if is_decode else None, hands_off=not is_decode)
+    check = FinalCheck(InexactGrammars(), reasoning) if checks else None
     parts = Parts(
         model=model,
         engine=engine,
         kv=gate,
         intake=Intake(model, SamplingReader(context), grammars, clock),
-        responder=Responder(gate.guard(engine), model, registry),
+        responder=Responder(gate.guard(engine), model, registry, check),
         grammars=grammars,
         clock=clock,
         is_alive=lambda: engine.is_alive,
