@@ -38,14 +38,14 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     table = Table("batch", "vocab", "case", "ours ms", "vLLM ms", "ratio", title=f"one step, {args.logits} logits")
     lost = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Peer(python, args.threads) as peer:
         for vocab_size in args.vocab:
             logits_file = Path(folder) / f"{vocab_size}.npy"
             write_logits(logits_file, max(args.batch), vocab_size, args.logits)
             for batch_size in args.batch:
                 shape = Shape(batch_size, vocab_size, args.output_tokens)
                 for name in args.case:
-                    lost += _row(table, CASES[name], shape, logits_file, python, args)
+                    lost += _measure(table, CASES[name], shape, logits_file, peer, args.rounds)
     console.print(table)
     if python is None:
         console.print("no peer: $PD_PEERS is not set")
@@ -54,17 +54,15 @@ def run(args: argparse.Namespace) -> int:
     return 1 if lost else 0
 
 
-def _row(
-    table: Table, case: Case, shape: Shape, logits_file: Path, python: Path | None, args: argparse.Namespace
-) -> int:
+def _measure(table: Table, case: Case, shape: Shape, logits_file: Path, peer: Peer, rounds: int) -> int:
     """Measure one case and add its row; 1 if the peer was faster."""
     ours_s, theirs_s = [], []
     ours = OurSampler(case, shape, logits_file)
-    with Peer(python, case, shape, logits_file, args.threads) as peer:
-        for _ in range(args.rounds):
-            ours_s.append(ours.step_s())
-            if peer.is_there:
-                theirs_s.append(peer.step_s())
+    peer.prepare(case, shape, logits_file)
+    for _ in range(rounds):
+        ours_s.append(ours.step_s())
+        if peer.is_there:
+            theirs_s.append(peer.step_s())
     best = min(ours_s)
     theirs = f"{min(theirs_s) * 1e3:.3f}" if theirs_s else "-"
     ratio = f"{min(theirs_s) / best:.1f}" if theirs_s else "-"

@@ -4,6 +4,7 @@ Knows neither sampler, and imports nothing but numpy, so that the peer's interpr
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,7 @@ def write_logits(path: Path, batch_size: int, vocab_size: int, kind: str) -> Non
     np.save(path, logits)
 
 
+@lru_cache(maxsize=1024)
 def history(row: int, count: int, vocab_size: int) -> list[int]:
     """Tokens a row has seen: Zipf-like, as text repeats itself."""
     drawn = np.random.default_rng([SEED, row]).zipf(1.3, count) * 7919 % vocab_size

@@ -12,24 +12,16 @@ _WORKER = Path(__file__).parent / "peer_worker.py"
 
 
 class Peer:
-    """One case in a process of the peer.
+    """One process of the peer, for one job after another.
 
     Args:
         python: the peer's interpreter; None: there is no peer.
-        case: what is measured.
-        shape: of the step.
-        logits_file: both samplers' logits.
         threads: torch threads.
     """
 
-    def __init__(self, python: Path | None, case: Case, shape: Shape, logits_file: Path, threads: int) -> None:
+    def __init__(self, python: Path | None, threads: int) -> None:
         self._python = python
-        self._job = {
-            "case": asdict(case),
-            "shape": asdict(shape),
-            "logits_file": str(logits_file),
-            "threads": threads,
-        }
+        self._threads = threads
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -46,7 +38,6 @@ class Peer:
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
-            self._ask(json.dumps(self._job))
         return self
 
     def __exit__(
@@ -54,6 +45,17 @@ class Peer:
     ) -> None:
         if self._process is not None:
             self._process.communicate("\n")
+
+    def prepare(self, case: Case, shape: Shape, logits_file: Path) -> None:
+        """Set the next job up; its steps follow."""
+        if self.is_there:
+            job = {
+                "case": asdict(case),
+                "shape": asdict(shape),
+                "logits_file": str(logits_file),
+                "threads": self._threads,
+            }
+            self._ask(json.dumps(job))
 
     def step_s(self) -> float:
         """Seconds of one step."""

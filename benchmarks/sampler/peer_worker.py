@@ -21,13 +21,16 @@ _CASES: Any = importlib.import_module("cases")
 
 def main() -> None:
     """Answer lines until an empty one."""
-    job = json.loads(sys.stdin.readline())
-    torch.set_num_threads(job["threads"])
-    step = _prepare(_CASES.Case(**job["case"]), _CASES.Shape(**job["shape"]), Path(job["logits_file"]))
-    step()
-    print("answer ready", flush=True)
-    while sys.stdin.readline().strip():
-        print("answer", step(), flush=True)
+    step: Any = None
+    while line := sys.stdin.readline().strip():
+        if line == "step":
+            print("answer", step(), flush=True)
+            continue
+        job = json.loads(line)
+        torch.set_num_threads(job["threads"])
+        step = _prepare(_CASES.Case(**job["case"]), _CASES.Shape(**job["shape"]), Path(job["logits_file"]))
+        step()
+        print("answer ready", flush=True)
 
 
 def _prepare(case: Any, shape: Any, logits_file: Path) -> Any:

@@ -70,7 +70,7 @@ def prompt_logprobs(logits: torch.Tensor, next_token_ids: Sequence[int], count: 
 def _count_above(scores: torch.Tensor, values: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """How many scores float32 [n, vocab_size] of each row are above its value float32 [n]; int64 [n].
 
-    A value not below the lowest of `top` float32 [n, count] is counted there; only the others need a look at everything.
+    A value not below the lowest of `top` float32 [n, count] is counted there; only the others need all scores.
     """
     if not top.shape[1]:
         return _counted(scores, values)
