@@ -108,7 +108,11 @@ def _outside(texts: Sequence[str]) -> str:
 
 
 def _escaped(character: str) -> str:
-    return character if character.isalnum() and character.isascii() else f"\\u{{{ord(character):x}}}"
+    """One character as every regex dialect reads it."""
+    code = ord(character)
+    if character.isascii() and character.isalnum():
+        return character
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _of_type(value: object) -> Sequence[object] | None:
