@@ -1,12 +1,14 @@
 // Causal attention of a block of queries over the paged cache, straight from the block table.
 //
-// One task: one sequence, one KV head, up to QUERIES consecutive queries and all query heads of the group as rows.
-// Keys are visited in tiles of TILE tokens aligned to the position 0, with an online softmax [Milakov & Gimelshein 2018,
-// arXiv:1805.02867], so a query's result does not depend on how its prompt was cut into chunks or who shares its block:
+// Keys are visited in tiles of TILE tokens from position 0, with an online softmax [Milakov & Gimelshein 2018,
+// arXiv:1805.02867] that starts afresh every SEGMENT tokens; segments are merged in order. So a query's result does not
+// depend on how its prompt was cut into chunks, who shares its batch, or how tasks were cut:
 //
-//   keys      | tile 0: 0..31 | tile 1: 32..63 | ...      rows: query 0 head 0, query 0 head 1, ..., query 1 head 0, ...
+//   keys   | tile 0 | tile 1 | ... | tile 7 || tile 8 | ...      a task: one sequence, some queries, KV heads, segments
+//          |          segment 0            ||  segment 1
 //   score = q K^T (in order of head_dim) -> running max, exp, sum (16 lanes) -> O = O * rescale + P V (in token order)
 #pragma once
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -16,11 +18,19 @@
 namespace pd {
 
 constexpr int TILE = 32;      // keys per tile
+constexpr int SEGMENT = 256;  // keys per segment
 constexpr int QUERIES = 16;   // queries per task
+constexpr int MAX_HEAD_DIM = 512;
+constexpr float ABSENT = -std::numeric_limits<float>::infinity();  // the score of a key that is not seen
 
 struct AttentionTask {
-  int32_t seq, first_query, num_queries, kv_head;  // first_query: row of the batch
-  int32_t first_position;                          // position of first_query in its sequence
+  int32_t seq, first_query, num_queries;  // first_query: row of the batch
+  int32_t first_position;                 // of first_query in its sequence
+  int32_t first_head, end_head;           // KV heads
+  int32_t first_key, end_key;             // keys [first_key, end_key), first_key at the start of a segment
+  int32_t partial;                        // where the one segment's state goes, or -1: write the result
+
+  int32_t num_keys() const { return first_position + num_queries; }
 };
 
 struct AttentionArgs {
@@ -36,45 +46,35 @@ struct AttentionArgs {
   float scale;
 };
 
-class AttentionScratch {
- public:
-  void reserve(int rows, int head_dim) {
-    padded_dim = (head_dim + NR - 1) / NR * NR;
-    need(q, int64_t(rows) * head_dim);
-    need(scores, int64_t(rows) * TILE);
-    need(out, int64_t(rows) * padded_dim);
-    need(keys, int64_t(head_dim) * TILE);
-    need(values, int64_t(padded_dim) * TILE);
-    need(max, rows);
-    need(sum, int64_t(rows) * 16);
-  }
-  std::vector<float> q, scores, out, keys, values, max, sum;
-  int64_t padded_dim = 0;
+// The softmax state of query rows: running max, sum of exponentials by lane, weighted sum of values.
+struct SoftmaxState {
+  float *max, *sum, *out;  // [rows], [rows][16], [rows][dim]
+  int64_t dim;
 
- private:
-  static void need(std::vector<float>& v, int64_t n) {
-    if (int64_t(v.size()) < n) v.resize(n);
+  static int64_t floats(int64_t rows, int64_t dim) { return rows * (1 + 16 + dim); }
+  SoftmaxState(float* memory, int64_t rows, int64_t dim)
+      : max(memory + rows * (16 + dim)), sum(memory + rows * dim), out(memory), dim(dim) {}
+
+  void clear(int64_t rows) const {
+    std::memset(out, 0, size_t(rows * (dim + 16)) * sizeof(float));
+    std::fill(max, max + rows, ABSENT);
+  }
+
+  // Takes in the later segment `next` of row r.
+  void merge(int64_t r, const SoftmaxState& next) const {
+    if (next.max[r] == ABSENT) return;
+    const float peak = std::max(max[r], next.max[r]);
+    const float mine = max[r] == ABSENT ? 0.0f : exp_one(max[r] - peak), other = exp_one(next.max[r] - peak);
+    float *a = out + r * dim, *b = next.out + r * dim;
+    for (int64_t d = 0; d < dim; d++) a[d] = a[d] * mine + b[d] * other;
+    for (int i = 0; i < 16; i++) sum[r * 16 + i] = sum[r * 16 + i] * mine + next.sum[r * 16 + i] * other;
+    max[r] = peak;
   }
 };
 
-static inline void transpose8(const float* in, int64_t stride, float* out, int64_t out_stride) {
-  __m256 r[8], t[8];
-  for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(in + i * stride);
-  for (int i = 0; i < 4; i++) {
-    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 2; i++) {
-    r[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
-    r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
-    r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
-    r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; i++) {
-    _mm256_storeu_ps(out + i * out_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(out + (i + 4) * out_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
-  }
-}
+struct AttentionScratch {
+  Buffer q, scores, keys, values, segment, total;
+};
 
 // Rows [0, rows) of a [rows, K] times a panel-packed float matrix of `panels` panels, added to c (row stride ldc).
 template <int MR>
@@ -107,100 +107,230 @@ static inline void add_product_rows(int rows, const float* a, int64_t lda, int64
   }
 }
 
-// Copies one tile of K (transposed, panels of NR tokens) and V (panels of NR dims) into the scratch; absent tokens are 0.
-static inline void load_tile(const AttentionArgs& args, const int32_t* table, int kv_head, int64_t begin, int count,
-                             AttentionScratch& s) {
-  const Cache& cache = args.cache;
-  const int dim = cache.head_dim;
-  float rows[8 * 512];
-  if (count < TILE) {
-    std::fill(s.keys.begin(), s.keys.begin() + int64_t(dim) * TILE, 0.0f);
-    std::fill(s.values.begin(), s.values.begin() + s.padded_dim * TILE, 0.0f);
+// Widens a bfloat16 row into `space`, or returns the float row itself.
+static inline const float* widened(const char* row, bool is_bf16, int dim, float* space) {
+  if (!is_bf16) return (const float*)row;
+  for (int d = 0; d < dim; d++) space[d] = from_bf16(((const uint16_t*)row)[d]);
+  return space;
+}
+
+static inline const char* key_of(const AttentionArgs& args, const int32_t* table, int kv_head, uint32_t position) {
+  const uint32_t block_size = uint32_t(args.cache.block_size);
+  return args.cache.at(args.layer, table[position / block_size], position % block_size, kv_head);
+}
+
+// Asks for K and V of a token well before they are used: a head's rows are too far apart for the hardware to guess.
+static inline void prefetch_token(const AttentionArgs& args, const int32_t* table, int kv_head, uint32_t position) {
+  const char* at = key_of(args, table, kv_head, position);
+  for (int64_t line = 0; line < args.cache.head_dim * args.cache.element_bytes(); line += 64) {
+    __builtin_prefetch(at + line);
+    __builtin_prefetch(at + args.cache.value_offset() + line);
   }
-  for (int t = 0; t < count; t++) {
-    const int64_t position = begin + t, block = table[position / cache.block_size];
-    const int64_t slot = block * cache.block_size + position % cache.block_size;
-    const char *k = cache.at(args.layer, 0, slot, kv_head), *v = cache.at(args.layer, 1, slot, kv_head);
-    float* row = rows + (t % 8) * dim;
-    float* value = s.values.data() + t * NR;
-    if (cache.is_bf16) {
-      for (int d = 0; d < dim; d++) row[d] = from_bf16(((const uint16_t*)k)[d]);
-      for (int d = 0; d < dim; d++) value[d / NR * (TILE * NR) + d % NR] = from_bf16(((const uint16_t*)v)[d]);
-    } else {
-      std::memcpy(row, k, size_t(dim) * 4);
-      for (int d = 0; d < dim; d += NR) std::memcpy(value + d * TILE, (const float*)v + d, size_t(std::min(NR, dim - d)) * 4);
+}
+
+// Copies one tile of K (transposed, panels of NR tokens) and V (panels of NR dims) into the scratch; absent tokens are 0.
+static inline void load_tile(const AttentionArgs& args, const int32_t* table, int kv_head, int begin, int num_keys,
+                             int64_t wide, AttentionScratch& s) {
+  static const float zeros[MAX_HEAD_DIM] = {};
+  const Cache& cache = args.cache;
+  const int dim = cache.head_dim, whole = dim / 8 * 8;
+  float space[16][MAX_HEAD_DIM];
+  for (int first = 0; first < TILE; first += 8) {
+    const float *k[8], *v[8];
+    for (int i = 0; i < 8; i++) {
+      k[i] = v[i] = zeros;
+      const int position = begin + first + i;
+      if (position + TILE < num_keys) prefetch_token(args, table, kv_head, position + TILE);
+      if (position >= num_keys) continue;
+      const char* at = key_of(args, table, kv_head, position);
+      k[i] = widened(at, cache.is_bf16, dim, space[i]);
+      v[i] = widened(at + cache.value_offset(), cache.is_bf16, dim, space[8 + i]);
     }
-    float* key = s.keys.data() + t / NR * (int64_t(dim) * NR);
-    if (t % 8 == 7) {
-      for (int d = 0; d + 8 <= dim; d += 8) transpose8(rows + d, dim, key + int64_t(d) * NR + t % NR - 7, NR);
-      for (int i = 0; i < 8; i++)
-        for (int d = dim / 8 * 8; d < dim; d++) key[int64_t(d) * NR + t % NR - 7 + i] = rows[i * dim + d];
-    } else if (t == count - 1) {
-      for (int i = 0; i <= t % 8; i++)
-        for (int d = 0; d < dim; d++) key[int64_t(d) * NR + t % NR - t % 8 + i] = rows[i * dim + d];
+    float* key = s.keys.data() + first / NR * (int64_t(dim) * NR) + first % NR;
+    for (int d = 0; d < whole; d += 8) transpose8(k, d, key + int64_t(d) * NR, NR);
+    for (int d = whole; d < dim; d++)
+      for (int i = 0; i < 8; i++) key[int64_t(d) * NR + i] = k[i][d];
+    for (int i = 0; i < 8; i++) {
+      float* value = s.values.data() + (first + i) * NR;
+      int d = 0;
+      for (; d + VL <= dim; d += VL) store(value + d / NR * (TILE * NR) + d % NR, load(v[i] + d));
+      for (; d < wide; d++) value[d / NR * (TILE * NR) + d % NR] = d < dim ? v[i][d] : 0.0f;
     }
   }
 }
 
 // Turns one row of scores into probabilities; rescales what the row has gathered so far. Keys [first, end) are seen.
-static inline void softmax_row(float* score, int first, int end, float& max, float* sum, float* out, int64_t dim) {
+static inline void softmax_row(float* score, int first, int end, const SoftmaxState& state, int64_t r) {
   if (end <= 0 || first >= TILE) {
     std::memset(score, 0, TILE * sizeof(float));
     return;
   }
-  const float absent = -std::numeric_limits<float>::infinity();
-  for (int t = 0; t < first; t++) score[t] = absent;
-  for (int t = std::max(end, 0); t < TILE; t++) score[t] = absent;
-  float peak = max;
+  for (int t = 0; t < first; t++) score[t] = ABSENT;
+  for (int t = std::max(end, 0); t < TILE; t++) score[t] = ABSENT;
+  const float before = state.max[r];
+  float peak = before;
   for (int t = 0; t < TILE; t++) peak = score[t] > peak ? score[t] : peak;
-  lanes16 lanes = *(lanes16_mem*)sum;
-  if (peak != max) {
-    const float rescale = max == absent ? 0.0f : exp_lanes<lanes16, lanes16i>(lanes16{} + (max - peak))[0];
-    for (int64_t d = 0; d < dim; d++) out[d] *= rescale;
+  lanes16 lanes = *(lanes16_mem*)(state.sum + r * 16);
+  if (peak != before) {
+    const float rescale = before == ABSENT ? 0.0f : exp_one(before - peak);
+    float* out = state.out + r * state.dim;
+    for (int64_t d = 0; d < state.dim; d++) out[d] *= rescale;
     lanes *= rescale;
-    max = peak;
+    state.max[r] = peak;
   }
   for (int half = 0; half < TILE; half += 16) {
-    lanes16 x = *(lanes16_mem*)(score + half);
+    const lanes16 x = *(lanes16_mem*)(score + half);
     lanes16 p = exp_lanes<lanes16, lanes16i>(x - peak);
-    p = x == absent ? lanes16{} : p;
+    p = x == ABSENT ? lanes16{} : p;
     lanes += p;
     *(lanes16_mem*)(score + half) = p;
   }
-  *(lanes16_mem*)sum = lanes;
+  *(lanes16_mem*)(state.sum + r * 16) = lanes;
 }
 
-static inline void attend(const AttentionArgs& args, const AttentionTask& task, AttentionScratch& s) {
-  const int dim = args.cache.head_dim, group = args.group, rows = task.num_queries * group;
-  s.reserve(QUERIES * group, dim);
-  for (int r = 0; r < rows; r++) {
-    const float* q = args.q + (task.first_query + r / group) * args.ldq + int64_t(task.kv_head * group + r % group) * dim;
-    for (int d = 0; d < dim; d++) s.q[int64_t(r) * dim + d] = q[d] * args.scale;
-  }
-  std::fill(s.out.begin(), s.out.begin() + rows * s.padded_dim, 0.0f);
-  std::fill(s.sum.begin(), s.sum.begin() + rows * 16, 0.0f);
-  std::fill(s.max.begin(), s.max.begin() + rows, -std::numeric_limits<float>::infinity());
-  const int32_t* table = args.block_tables + task.seq * args.max_blocks;
-  const int num_keys = task.first_position + task.num_queries;
-  const int oldest = args.window ? std::max(0, task.first_position + 1 - args.window) / TILE * TILE : 0;
-  for (int begin = oldest; begin < num_keys; begin += TILE) {
-    load_tile(args, table, task.kv_head, begin, std::min(TILE, num_keys - begin), s);
-    for (int half = 0; half < TILE / NR; half++) {
-      for (int r = 0; r < rows; r++) std::memset(&s.scores[r * TILE + half * NR], 0, NR * sizeof(float));
-      add_product_rows(rows, s.q.data(), dim, dim, &s.keys[int64_t(half) * dim * NR], 1, &s.scores[half * NR], TILE);
+// Rows of a task: KV head, then query, then query head of the group. Writes the scaled queries into the scratch.
+static inline void gather_queries(const AttentionArgs& args, const AttentionTask& task, float* to) {
+  const int dim = args.cache.head_dim, group = args.group;
+  for (int head = task.first_head; head < task.end_head; head++)
+    for (int i = 0; i < task.num_queries; i++) {
+      const float* q = args.q + (task.first_query + i) * args.ldq + int64_t(head) * group * dim;
+      for (int d = 0; d < group * dim; d++) *to++ = q[d] * args.scale;
     }
-    for (int r = 0; r < rows; r++) {
-      const int end = task.first_position + r / group + 1 - begin;
-      softmax_row(&s.scores[r * TILE], args.window ? end - args.window : 0, end, s.max[r], &s.sum[r * 16],
-                  &s.out[r * s.padded_dim], dim);
-    }
-    add_product_rows(rows, s.scores.data(), TILE, TILE, s.values.data(), s.padded_dim / NR, s.out.data(), s.padded_dim);
-  }
-  for (int r = 0; r < rows; r++) {
-    float* out = args.out + (task.first_query + r / group) * args.ldo + int64_t(task.kv_head * group + r % group) * dim;
-    const float inverse = 1.0f / sum16(*(lanes16_mem*)&s.sum[r * 16]);
-    for (int d = 0; d < dim; d++) out[d] = s.out[r * s.padded_dim + d] * inverse;
-  }
 }
+
+static inline void write_result(const AttentionArgs& args, const AttentionTask& task, const SoftmaxState& state) {
+  const int dim = args.cache.head_dim, group = args.group;
+  int64_t row = 0;
+  for (int head = task.first_head; head < task.end_head; head++)
+    for (int i = 0; i < task.num_queries; i++) {
+      float* out = args.out + (task.first_query + i) * args.ldo + int64_t(head) * group * dim;
+      for (int g = 0; g < group; g++, row++) {
+        const float inverse = 1.0f / sum16(*(lanes16_mem*)(state.sum + row * 16));
+        for (int d = 0; d < dim; d++) out[g * dim + d] = state.out[row * state.dim + d] * inverse;
+      }
+    }
+}
+
+// One tile of keys for one KV head: rows [row, row + num_queries * group) of the state.
+static inline void attend_tile(const AttentionArgs& args, const AttentionTask& task, int head, int begin,
+                               AttentionScratch& s, const SoftmaxState& state) {
+  const int dim = args.cache.head_dim, group = args.group, rows = task.num_queries * group;
+  const int64_t row = int64_t(head - task.first_head) * rows;
+  float* scores = s.scores.data();
+  load_tile(args, args.block_tables + task.seq * args.max_blocks, head, begin, task.num_keys(), state.dim, s);
+  std::memset(scores, 0, size_t(rows) * TILE * sizeof(float));
+  for (int half = 0; half < TILE / NR; half++)
+    add_product_rows(rows, s.q.data() + row * dim, dim, dim, s.keys.data() + int64_t(half) * dim * NR, 1,
+                     scores + half * NR, TILE);
+  for (int r = 0; r < rows; r++) {
+    const int end = task.first_position + r / group + 1 - begin;
+    softmax_row(scores + r * TILE, args.window ? end - args.window : 0, end, state, row + r);
+  }
+  add_product_rows(rows, scores, TILE, TILE, s.values.data(), state.dim / NR, state.out + row * state.dim, state.dim);
+}
+
+static inline int64_t padded(int head_dim) { return (head_dim + NR - 1) / NR * NR; }
+
+// partials: the states of tasks that are one segment of several, each of `partial_floats` floats.
+static inline void attend(const AttentionArgs& args, const AttentionTask& task, AttentionScratch& s, float* partials,
+                          int64_t partial_floats) {
+  const int dim = args.cache.head_dim, rows = (task.end_head - task.first_head) * task.num_queries * args.group;
+  const int64_t wide = padded(dim);
+  s.q.need(int64_t(rows) * dim);
+  s.scores.need(int64_t(task.num_queries) * args.group * TILE);
+  s.keys.need(int64_t(dim) * TILE);
+  s.values.need(wide * TILE);
+  s.segment.need(SoftmaxState::floats(rows, wide));
+  s.total.need(SoftmaxState::floats(rows, wide));
+  gather_queries(args, task, s.q.data());
+  const SoftmaxState total(s.total.data(), rows, wide);
+  const bool is_partial = task.partial >= 0;
+  const SoftmaxState segment(is_partial ? partials + task.partial * partial_floats : s.segment.data(), rows, wide);
+  if (!is_partial) total.clear(rows);
+  const int oldest = args.window ? std::max(0, task.first_position + 1 - args.window) / TILE * TILE : 0;
+  for (int first = task.first_key; first < task.end_key; first += SEGMENT) {
+    segment.clear(rows);
+    for (int begin = std::max(first, oldest); begin < std::min(first + SEGMENT, task.end_key); begin += TILE)
+      for (int head = task.first_head; head < task.end_head; head++) attend_tile(args, task, head, begin, s, segment);
+    if (!is_partial)
+      for (int r = 0; r < rows; r++) total.merge(r, segment);
+  }
+  if (!is_partial) write_result(args, task, total);
+}
+
+// Which tasks one batch is cut into, and the states of those that share a query.
+class AttentionPlan {
+ public:
+  void make(const int64_t* query_start, const int64_t* seq_lens, int64_t num_seqs, int num_kv_heads, int threads) {
+    tasks_.clear();
+    merges_.clear();
+    num_partials_ = 0;
+    for (int64_t seq = 0; seq < num_seqs; seq++) {
+      const int64_t begin = query_start[seq], end = query_start[seq + 1];
+      for (int64_t q = begin; q < end; q += QUERIES) {
+        AttentionTask task{int32_t(seq), int32_t(q), int32_t(std::min<int64_t>(QUERIES, end - q)),
+                           int32_t(seq_lens[seq] - end + q), 0, num_kv_heads, 0, 0, -1};
+        task.end_key = task.num_keys();
+        add(task, num_seqs < 4 * threads);
+      }
+    }
+    // Long ones first: the last task to end decides when the phase does.
+    std::stable_sort(tasks_.begin(), tasks_.end(), [](const AttentionTask& a, const AttentionTask& b) {
+      return a.end_key - a.first_key > b.end_key - b.first_key;
+    });
+  }
+
+  void run(Pool& pool, const AttentionArgs& args, std::vector<AttentionScratch>& scratch) {
+    const int64_t wide = padded(args.cache.head_dim), rows = int64_t(args.cache.num_kv_heads) * args.group;
+    const int64_t floats = (SoftmaxState::floats(FEW_QUERIES * rows, wide) + 15) / 16 * 16, per_run = 1 << 15;
+    partials_.need(num_partials_ * floats);
+    for (int64_t first = 0; first < int64_t(tasks_.size()); first += per_run)
+      pool.run(int(std::min<int64_t>(per_run, tasks_.size() - first)), [&](int task, int thread) {
+        attend(args, tasks_[first + task], scratch[thread], partials_.data(), floats);
+      });
+    for (const AttentionTask& merge : merges_) {
+      const int64_t count = rows * merge.num_queries;
+      scratch[0].total.need(SoftmaxState::floats(count, wide));
+      const SoftmaxState total(scratch[0].total.data(), count, wide);
+      total.clear(count);
+      for (int64_t i = 0; i * SEGMENT < merge.end_key; i++) {
+        const SoftmaxState segment(partials_.data() + (merge.partial + i) * floats, count, wide);
+        for (int64_t r = 0; r < count; r++) total.merge(r, segment);
+      }
+      write_result(args, merge, total);
+    }
+  }
+
+ private:
+  static constexpr int FEW_QUERIES = 4;
+
+  // Few queries read much and compute little: all heads of a token together, as they lie. With few sequences their
+  // segments are shared out, and short ones head by head. Many queries compute much: head by head.
+  void add(AttentionTask task, bool few_sequences) {
+    const int num_heads = task.end_head;
+    if (task.num_queries <= FEW_QUERIES && few_sequences && task.end_key > SEGMENT) {
+      task.partial = num_partials_;
+      merges_.push_back(task);
+      for (int first = 0; first < task.num_keys(); first += SEGMENT) {
+        task.first_key = first;
+        task.end_key = std::min(first + SEGMENT, task.num_keys());
+        task.partial = num_partials_++;
+        tasks_.push_back(task);
+      }
+    } else if (task.num_queries <= FEW_QUERIES && !few_sequences) {
+      tasks_.push_back(task);
+    } else {
+      for (int head = 0; head < num_heads; head++) {
+        task.first_head = head;
+        task.end_head = head + 1;
+        tasks_.push_back(task);
+      }
+    }
+  }
+
+  std::vector<AttentionTask> tasks_, merges_;
+  Buffer partials_;
+  int32_t num_partials_ = 0;
+};
 
 }  // namespace pd

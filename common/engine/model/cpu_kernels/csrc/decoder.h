@@ -31,14 +31,14 @@ class Decoder {
   Decoder(const DecoderConfig& config, const LayerWeights* layers, const Packed& embedding, const Packed& head,
           const float* final_norm, const float* cos, const float* sin, int num_threads)
       : config_(config), layers_(layers, layers + config.num_layers), embedding_(embedding), head_(head),
-        final_norm_(final_norm), cos_(cos), sin_(sin), pool_(num_threads), panels_(pool_.size()), attention_(pool_.size()) {}
+        final_norm_(final_norm), cos_(cos), sin_(sin), pool_(num_threads), gemm_(pool_.size()), attention_(pool_.size()) {}
 
   Fault forward(const Step& step, const Cache& cache, float* logits) {
     std::lock_guard<std::mutex> guard(mutex_);
     if (Fault fault = check(step, cache); fault != Fault::NONE) return fault;
     if (step.num_tokens == 0) return Fault::NONE;
     reserve(step.num_tokens);
-    plan_attention(step);
+    plan_.make(step.query_start, step.seq_lens, step.num_seqs, config_.num_kv_heads, pool_.size());
     Pool::Session session(pool_);
     for_rows(step.num_tokens, [&](int64_t row) { unpacked_row(embedding_, step.token_ids[row], hidden(row)); });
     for (int layer = 0; layer < config_.num_layers; layer++) {
@@ -54,7 +54,7 @@ class Decoder {
     feed_forward(last, step.num_logits);
     for_rows(step.num_logits,
              [&](int64_t row) { rms_norm(hidden(row), final_norm_, config_.hidden, config_.norm_eps, normed(row)); });
-    gemm(pool_, panels_, head_, normed_.data(), ldx(), step.num_logits, {logits, config_.vocab, Out::STORE});
+    gemm(pool_, gemm_, head_, normed_.data(), ldx(), step.num_logits, {logits, config_.vocab, Out::STORE});
     return Fault::NONE;
   }
 
@@ -93,25 +93,11 @@ class Decoder {
   void reserve(int64_t rows) {
     if (rows <= capacity_) return;
     capacity_ = rows;
-    hidden_.resize(rows * ldx());
-    normed_.resize(rows * ldx());
-    qkv_.resize(rows * ldqkv());
-    attended_.resize(rows * ldo());
-    activated_.resize(rows * lda());
-  }
-
-  void plan_attention(const Step& step) {
-    tasks_.clear();
-    for (int64_t seq = 0; seq < step.num_seqs; seq++) {
-      const int64_t begin = step.query_start[seq], end = step.query_start[seq + 1];
-      for (int64_t q = begin; q < end; q += QUERIES)
-        for (int head = 0; head < config_.num_kv_heads; head++)
-          tasks_.push_back({int32_t(seq), int32_t(q), int32_t(std::min<int64_t>(QUERIES, end - q)), head,
-                            int32_t(step.seq_lens[seq] - end + q)});
-    }
-    // Long ones first: the last task to end decides when the phase does.
-    std::stable_sort(tasks_.begin(), tasks_.end(),
-                     [](const AttentionTask& a, const AttentionTask& b) { return a.first_position > b.first_position; });
+    hidden_.need(rows * ldx());
+    normed_.need(rows * ldx());
+    qkv_.need(rows * ldqkv());
+    attended_.need(rows * ldo());
+    activated_.need(rows * lda());
   }
 
   // A few rows are cheaper done here than handed out.
@@ -131,16 +117,13 @@ class Decoder {
     const LayerWeights& w = layers_[layer];
     for_rows(step.num_tokens,
              [&](int64_t row) { rms_norm(hidden(row), w.attention_norm, config_.hidden, config_.norm_eps, normed(row)); });
-    gemm(pool_, panels_, w.qkv, normed_.data(), ldx(), step.num_tokens, {qkv_.data(), ldqkv(), Out::STORE});
+    gemm(pool_, gemm_, w.qkv, normed_.data(), ldx(), step.num_tokens, {qkv_.data(), ldqkv(), Out::STORE});
     for_rows(step.num_tokens, [&](int64_t row) { place(layer, step, cache, row); });
     if (only_cache) return;
     const AttentionArgs args{cache, layer, config_.num_heads / config_.num_kv_heads, config_.window,
                              qkv_.data(), ldqkv(), attended_.data(), ldo(),
                              step.block_tables, step.max_blocks, config_.attention_scale};
-    const int64_t per_run = 1 << 15;
-    for (int64_t first = 0; first < int64_t(tasks_.size()); first += per_run)
-      pool_.run(int(std::min<int64_t>(per_run, tasks_.size() - first)),
-                [&](int task, int thread) { attend(args, tasks_[first + task], attention_[thread]); });
+    plan_.run(pool_, args, attention_);
     if (layer + 1 < config_.num_layers) project_attention(layer, step.num_tokens);
   }
 
@@ -156,21 +139,23 @@ class Decoder {
       if (norm) rms_norm(heads + head * dim, norm, dim, config_.norm_eps, heads + head * dim);
       rotate(heads + head * dim, cos, sin, half);
     }
-    for (int head = 0; head < config_.num_kv_heads; head++)
-      for (int which = 0; which < 2; which++)
-        write_cache(heads + q_size() + which * kv_size() + head * dim, cache.at(layer, which, step.slot_mapping[row], head),
-                    dim, cache.is_bf16);
+    const int64_t block = step.slot_mapping[row] / cache.block_size, offset = step.slot_mapping[row] % cache.block_size;
+    for (int head = 0; head < config_.num_kv_heads; head++) {
+      char* at = cache.at(layer, block, offset, head);
+      write_cache(heads + q_size() + head * dim, at, dim, cache.is_bf16);
+      write_cache(heads + q_size() + kv_size() + head * dim, at + cache.value_offset(), dim, cache.is_bf16);
+    }
   }
 
   void project_attention(int layer, int64_t rows) {
-    gemm(pool_, panels_, layers_[layer].output, attended_.data(), ldo(), rows, {hidden_.data(), ldx(), Out::ADD});
+    gemm(pool_, gemm_, layers_[layer].output, attended_.data(), ldo(), rows, {hidden_.data(), ldx(), Out::ADD});
   }
 
   void feed_forward(int layer, int64_t rows) {
     const LayerWeights& w = layers_[layer];
     for_rows(rows, [&](int64_t row) { rms_norm(hidden(row), w.mlp_norm, config_.hidden, config_.norm_eps, normed(row)); });
-    gemm(pool_, panels_, w.gate_up, normed_.data(), ldx(), rows, {activated_.data(), lda(), Out::SILU});
-    gemm(pool_, panels_, w.down, activated_.data(), lda(), rows, {hidden_.data(), ldx(), Out::ADD});
+    gemm(pool_, gemm_, w.gate_up, normed_.data(), ldx(), rows, {activated_.data(), lda(), Out::SILU});
+    gemm(pool_, gemm_, w.down, activated_.data(), lda(), rows, {hidden_.data(), ldx(), Out::ADD});
   }
 
   // Moves the rows whose logits are wanted to the front (through `normed_` and `qkv_`: the order may be any).
@@ -191,10 +176,10 @@ class Decoder {
   const Packed embedding_, head_;
   const float *final_norm_, *cos_, *sin_;
   Pool pool_;
-  std::vector<std::vector<float>> panels_;
+  GemmScratch gemm_;
   std::vector<AttentionScratch> attention_;
-  std::vector<AttentionTask> tasks_;
-  std::vector<float> hidden_, normed_, qkv_, attended_, activated_;
+  AttentionPlan plan_;
+  Buffer hidden_, normed_, qkv_, attended_, activated_;
   int64_t capacity_ = 0;
   std::mutex mutex_;
 };

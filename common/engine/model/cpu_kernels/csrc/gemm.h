@@ -17,6 +17,8 @@ enum class Out { STORE, ADD, SILU };  // SILU: paired matrices only, writes silu
 template <int MR, int NP>
 using Tile = vf[MR][NP * 2];
 
+constexpr int64_t PREFETCH_BYTES = 4096;  // how far ahead of its use a weight is asked for, in each panel
+
 // Feeds body(k, weights[NP * 2]) with the dequantised weights of NP panels for k in [0, K).
 template <int FORMAT, int NP, class Body>
 static inline __attribute__((always_inline)) void stream(const char* const* panels, int64_t k_end, const Body& body) {
@@ -24,7 +26,7 @@ static inline __attribute__((always_inline)) void stream(const char* const* pane
   vf w[NP * 2];
   if constexpr (FORMAT == F32 || FORMAT == BF16) {
     constexpr int64_t step = group / GROUP;
-    constexpr int64_t ahead = NP == 1 ? 2048 : 1024;
+    constexpr int64_t ahead = PREFETCH_BYTES;
     for (int64_t k = 0; k < k_end; k++) {
 #pragma GCC unroll 4
       for (int p = 0; p < NP; p++) {
@@ -97,30 +99,32 @@ struct Target {
   Out mode;
 };
 
-static inline void write_panel(const Packed& w, int64_t panel, vf left, vf right, const Target& out, int64_t row) {
+static inline void write_part(float* c, int64_t count, const float* values, bool add) {
+  for (int64_t i = 0; i < count; i++) c[i] = add ? c[i] + values[i] : values[i];
+}
+
+// One row of one panel: bias, then store, add, or gate.
+static inline __attribute__((always_inline)) void write_panel(const Packed& w, int64_t panel, vf left, vf right,
+                                                              const Target& out, int64_t row) {
   if (w.bias) {
     left += load(w.bias + panel * NR);
     right += load(w.bias + panel * NR + VL);
   }
-  float* c = out.c + row * out.ldc;
-  int64_t begin = panel * (w.paired ? VL : NR), end = w.paired ? w.n / 2 : w.n;
+  const int64_t width = w.paired ? VL : NR, begin = panel * width;
+  const int64_t count = std::min(width, (w.paired ? w.n / 2 : w.n) - begin);
+  float* c = out.c + row * out.ldc + begin;
   if (out.mode == Out::SILU) {
     left = silu(left) * right;
-    if (begin + VL <= end) return store(c + begin, left);
-    for (int64_t i = begin; i < end; i++) c[i] = left[i - begin];
-    return;
+    if (count == VL) return store(c, left);
+  } else if (count == NR) {
+    const bool add = out.mode == Out::ADD;
+    store(c, add ? load(c) + left : left);
+    return store(c + VL, add ? load(c + VL) + right : right);
   }
   float values[NR];
   store(values, left);
   store(values + VL, right);
-  if (out.mode == Out::STORE && begin + NR <= end) {
-    store(c + begin, left);
-    store(c + begin + VL, right);
-  } else if (out.mode == Out::STORE) {
-    for (int64_t i = begin; i < end; i++) c[i] = values[i - begin];
-  } else {
-    for (int64_t i = begin; i < std::min(end, begin + NR); i++) c[i] += values[i - begin];
-  }
+  write_part(c, count, values, out.mode == Out::ADD);
 }
 
 // Rows [row, row + MR) times panels [panel, panel + NP).
@@ -152,27 +156,118 @@ static TileFunction tile_function(int rows, int panels) {
   return table[panels - 1][rows - 1];
 }
 
-template <int FORMAT>
-static void unpack_panel(const Packed& w, const char* data, float* out) {
-  stream<FORMAT, 1>(&data, w.k, [&](int64_t k, const vf* v) {
-    store(out + k * NR, v[0]);
-    store(out + k * NR + VL, v[1]);
-  });
+#ifndef ABLOCK
+#define ABLOCK (1<<18)
+#endif
+#ifndef KB
+#define KB 192
+#endif
+constexpr int64_t K_BLOCK = KB;  // k values of a panel that stay in the L1 cache while a block of rows passes by
+
+// Eight rows of eight floats -> eight columns.
+static inline void transpose8(const float* const* in, int64_t offset, float* out, int64_t out_stride) {
+  __m256 r[8], t[8];
+  for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(in[i] + offset);
+  for (int i = 0; i < 4; i++) {
+    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; i++) {
+    r[4 * i] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+    r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+    r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+    r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; i++) {
+    _mm256_storeu_ps(out + i * out_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+    _mm256_storeu_ps(out + (i + 4) * out_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+  }
 }
 
-// All rows of a block (more than one register tile) times one panel.
-template <int FORMAT>
-static void panel_times_block(const Packed& w, int64_t panel, const float* a, int64_t lda, const Target& out, int64_t row,
-                              int64_t num_rows, float* scratch) {
-  const char* data = w.data + panel * panel_bytes(FORMAT, w.k);
-  if (FORMAT != F32) {
-    unpack_panel<FORMAT>(w, data, scratch);
-    data = (const char*)scratch;
+// The rows of one register tile, k-major: out[k][rows]. K is a multiple of GROUP.
+static inline void interleave_rows(const float* a, int64_t lda, int rows, int64_t k_end, float* out) {
+  int first = 0;
+  if (rows >= 8) {
+    // Rows that are no multiple of 8 are covered by a second, overlapping group of 8.
+    for (first = 0; first < rows; first += 8) {
+      const int at = std::min(first, rows - 8);
+      const float* in[8];
+      for (int i = 0; i < 8; i++) in[i] = a + (at + i) * lda;
+      for (int64_t k = 0; k < k_end; k += 8) transpose8(in, k, out + k * rows + at, rows);
+    }
+    return;
   }
-  int64_t num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
-  for (int64_t t = 0; t < num_tiles; t++) {
-    int64_t begin = num_rows * t / num_tiles, end = num_rows * (t + 1) / num_tiles;
-    tile_function<F32>(int(end - begin), 1)(w, panel, data, a, lda, out, row + begin);
+  for (; first < rows; first++)
+    for (int64_t k = 0; k < k_end; k++) out[k * rows + first] = a[first * lda + k];
+}
+
+// acc[MR][2] (kept in `sums` between blocks of k) += interleaved rows times one block of a float panel.
+template <int MR>
+static void block_tile(const float* a, const float* panel, int64_t k_end, float* sums, bool is_first, const float* next_a,
+                       const char* next_b) {
+  Tile<MR, 1> acc = {};
+  if (!is_first)
+    for (int i = 0; i < MR; i++)
+      for (int half = 0; half < 2; half++) acc[i][half] = load(sums + i * NR + half * VL);
+  for (int64_t k = 0; k < k_end; k++) {
+    const vf left = load(panel + k * NR), right = load(panel + k * NR + VL);
+    __builtin_prefetch(next_a + k * MR);
+    __builtin_prefetch(next_b + k * 64, 0, 2);
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++) {
+      const vf x = splat(a[k * MR + i]);
+      acc[i][0] += x * left;
+      acc[i][1] += x * right;
+    }
+  }
+  for (int i = 0; i < MR; i++)
+    for (int half = 0; half < 2; half++) store(sums + i * NR + half * VL, acc[i][half]);
+}
+
+using BlockFunction = void (*)(const float*, const float*, int64_t, float*, bool, const float*, const char*);
+template <int... I>
+constexpr std::array<BlockFunction, sizeof...(I)> block_tiles(std::integer_sequence<int, I...>) {
+  return {&block_tile<I + 1>...};
+}
+
+struct GemmScratch {
+  Buffer interleaved;                  // shared: [m][K] in tiles
+  std::vector<Buffer> unpacked, sums;  // per thread: [K_BLOCK][NR], [rows of a block][NR]
+  explicit GemmScratch(int threads) : unpacked(threads), sums(threads) {
+    for (auto& buffer : unpacked) buffer.need(K_BLOCK * NR);
+  }
+};
+
+// Where tile t of n begins when `rows` are shared out evenly.
+static inline int64_t tile_begin(int64_t rows, int64_t t, int64_t n) { return rows * t / n; }
+
+// Tiles [first, last) of the interleaved rows times one panel.
+template <int FORMAT>
+static void panel_times_tiles(const Packed& w, int64_t panel, const float* a, int64_t m, int64_t num_tiles, int64_t first,
+                              int64_t last, float* unpacked, float* sums, const Target& out) {
+  static constexpr auto table = block_tiles(std::make_integer_sequence<int, MAX_ROWS>{});
+  const char* data = w.data + panel * panel_bytes(FORMAT, w.k);
+  const int64_t base = tile_begin(m, first, num_tiles);
+  for (int64_t k = 0; k < w.k; k += K_BLOCK) {
+    const int64_t length = std::min(K_BLOCK, w.k - k);
+    const char* block = data + panel_bytes(FORMAT, k);
+    if (FORMAT != F32)
+      stream<FORMAT, 1>(&block, length, [&](int64_t i, const vf* v) __attribute__((always_inline)) {
+        store(unpacked + i * NR, v[0]);
+        store(unpacked + i * NR + VL, v[1]);
+      });
+    const float* values = FORMAT == F32 ? (const float*)block : unpacked;
+    for (int64_t t = first; t < last; t++) {
+      const int64_t row = tile_begin(m, t, num_tiles), rows = tile_begin(m, t + 1, num_tiles) - row;
+      const bool more = t + 1 < last;
+      const float* tile = a + row * w.k + k * rows;
+      table[rows - 1](tile, values, length, sums + (row - base) * NR, k == 0, more ? tile + rows * w.k : a + base * w.k + (k + length) * rows,
+                      block + panel_bytes(FORMAT, length) + (t - first) % 2 * length * 64);
+    }
+  }
+  for (int64_t row = base; row < tile_begin(m, last, num_tiles); row++) {
+    const float* sum = sums + (row - base) * NR;
+    write_panel(w, panel, load(sum), load(sum + VL), out, row);
   }
 }
 
@@ -184,38 +279,57 @@ static inline int panels_at_once(int64_t rows, int64_t num_panels, int threads) 
   return rows <= 3 ? 2 : 1;
 }
 
+// Up to one register tile of rows: weights are read, widened and used in one go.
 template <int FORMAT>
-static void gemm_as(Pool& pool, std::vector<std::vector<float>>& scratch, const Packed& w, const float* a, int64_t lda,
-                    int64_t m, const Target& out) {
+static void few_rows(Pool& pool, const Packed& w, const float* a, int64_t lda, int64_t m, const Target& out) {
   const int64_t num_panels = w.num_panels(), stride = panel_bytes(FORMAT, w.k);
-  if (m <= MAX_ROWS) {
-    const int np = panels_at_once(m, num_panels, pool.size());
-    const int64_t units = (num_panels + np - 1) / np, per_task = std::max<int64_t>(1, units / (pool.size() * 16));
-    pool.run(int((units + per_task - 1) / per_task), [&](int task, int) {
-      const int64_t end = std::min(num_panels, (task + 1) * per_task * np);
-      for (int64_t panel = task * per_task * np; panel < end; panel += np) {
-        int count = int(std::min<int64_t>(np, end - panel));
-        tile_function<FORMAT>(int(m), count)(w, panel, w.data + panel * stride, a, lda, out, 0);
-      }
-    });
-    return;
-  }
-  const int64_t fits = std::max<int64_t>(MAX_ROWS, (1 << 18) / w.k / MAX_ROWS * MAX_ROWS);  // 1 MB of A: half of an L2
-  const int64_t num_blocks = (m + fits - 1) / fits;
-  const int64_t per_task = std::max<int64_t>(1, num_panels / (pool.size() * 8));
-  const int64_t tasks_per_block = (num_panels + per_task - 1) / per_task;
-  pool.run(int(num_blocks * tasks_per_block), [&](int task, int thread) {
-    const int64_t block = task / tasks_per_block, begin = m * block / num_blocks, end = m * (block + 1) / num_blocks;
-    const int64_t first = (task % tasks_per_block) * per_task, last = std::min(num_panels, first + per_task);
-    auto& unpacked = scratch[thread];
-    if (FORMAT != F32 && int64_t(unpacked.size()) < w.k * NR) unpacked.resize(w.k * NR);
-    for (int64_t panel = first; panel < last; panel++)
-      panel_times_block<FORMAT>(w, panel, a, lda, out, begin, end - begin, unpacked.data());
+  const int np = panels_at_once(m, num_panels, pool.size());
+  const int64_t units = (num_panels + np - 1) / np, per_task = std::max<int64_t>(1, units / (pool.size() * 16));
+  pool.run(int((units + per_task - 1) / per_task), [&](int task, int) {
+    const int64_t end = std::min(num_panels, (task + 1) * per_task * np);
+    for (int64_t panel = task * per_task * np; panel < end; panel += np) {
+      const int count = int(std::min<int64_t>(np, end - panel));
+      tile_function<FORMAT>(int(m), count)(w, panel, w.data + panel * stride, a, lda, out, 0);
+    }
   });
 }
 
-static inline void gemm(Pool& pool, std::vector<std::vector<float>>& scratch, const Packed& w, const float* a, int64_t lda,
-                        int64_t m, const Target& out) {
+template <int FORMAT>
+static void many_rows(Pool& pool, GemmScratch& scratch, const Packed& w, const float* a, int64_t lda, int64_t m,
+                      const Target& out) {
+  const int64_t num_tiles = (m + MAX_ROWS - 1) / MAX_ROWS, num_panels = w.num_panels();
+  scratch.interleaved.need(m * w.k);
+  float* rows = scratch.interleaved.data();
+  pool.run(int(num_tiles), [&](int t, int) {
+    const int64_t begin = tile_begin(m, t, num_tiles), end = tile_begin(m, t + 1, num_tiles);
+    interleave_rows(a + begin * lda, lda, int(end - begin), w.k, rows + begin * w.k);
+  });
+  const int64_t fits = std::max<int64_t>(1, (ABLOCK) / w.k / MAX_ROWS);  // tiles in 1 MB: half of an L2 cache
+  const int64_t num_blocks = (num_tiles + fits - 1) / fits;
+  const int64_t per_task = std::max<int64_t>(1, num_panels / (pool.size() * 8));
+  const int64_t tasks_per_block = (num_panels + per_task - 1) / per_task;
+  pool.run(int(num_blocks * tasks_per_block), [&](int task, int thread) {
+    const int64_t block = task / tasks_per_block, begin = num_tiles * block / num_blocks;
+    const int64_t end = num_tiles * (block + 1) / num_blocks;
+    auto& sums = scratch.sums[thread];
+    sums.need((end - begin) * MAX_ROWS * NR);
+    const int64_t first = (task % tasks_per_block) * per_task, last = std::min(num_panels, first + per_task);
+    for (int64_t panel = first; panel < last; panel++)
+      panel_times_tiles<FORMAT>(w, panel, rows, m, num_tiles, begin, end, scratch.unpacked[thread].data(), sums.data(), out);
+  });
+}
+
+template <int FORMAT>
+static void gemm_as(Pool& pool, GemmScratch& scratch, const Packed& w, const float* a, int64_t lda, int64_t m,
+                    const Target& out) {
+  if (m <= MAX_ROWS)
+    few_rows<FORMAT>(pool, w, a, lda, m, out);
+  else
+    many_rows<FORMAT>(pool, scratch, w, a, lda, m, out);
+}
+
+static inline void gemm(Pool& pool, GemmScratch& scratch, const Packed& w, const float* a, int64_t lda, int64_t m,
+                        const Target& out) {
   switch (w.format) {
     case F32: return gemm_as<F32>(pool, scratch, w, a, lda, m, out);
     case BF16: return gemm_as<BF16>(pool, scratch, w, a, lda, m, out);

@@ -8,9 +8,9 @@ using namespace pd;
 namespace {
 
 struct Threads {
-  explicit Threads(int n) : pool(n), panels(pool.size()), attention(pool.size()) {}
+  explicit Threads(int n) : pool(n), gemm(pool.size()), attention(pool.size()) {}
   Pool pool;
-  std::vector<std::vector<float>> panels;
+  GemmScratch gemm;
   std::vector<AttentionScratch> attention;
 };
 
@@ -66,7 +66,7 @@ void pd_linear(void* threads, const Packed* w, const float* x, int64_t lda, int6
                int32_t mode) {
   auto* t = static_cast<Threads*>(threads);
   Pool::Session session(t->pool);
-  gemm(t->pool, t->panels, *w, x, lda, m, {out, ldc, Out(mode)});
+  pd::gemm(t->pool, t->gemm, *w, x, lda, m, {out, ldc, Out(mode)});
 }
 
 void pd_rms_norm(const float* x, const float* weight, int64_t rows, int64_t n, float eps, float* out) {
@@ -77,16 +77,10 @@ void pd_rms_norm(const float* x, const float* weight, int64_t rows, int64_t n, f
 void pd_attention(void* threads, const AttentionArgs* args, const int64_t* query_start, const int64_t* seq_lens,
                   int64_t num_seqs) {
   auto* t = static_cast<Threads*>(threads);
-  std::vector<AttentionTask> tasks;
-  for (int64_t seq = 0; seq < num_seqs; seq++) {
-    const int64_t begin = query_start[seq], end = query_start[seq + 1];
-    for (int64_t q = begin; q < end; q += QUERIES)
-      for (int head = 0; head < args->cache.num_kv_heads; head++)
-        tasks.push_back({int32_t(seq), int32_t(q), int32_t(std::min<int64_t>(QUERIES, end - q)), head,
-                         int32_t(seq_lens[seq] - end + q)});
-  }
+  AttentionPlan plan;
+  plan.make(query_start, seq_lens, num_seqs, args->cache.num_kv_heads, t->pool.size());
   Pool::Session session(t->pool);
-  t->pool.run(int(tasks.size()), [&](int task, int thread) { attend(*args, tasks[task], t->attention[thread]); });
+  plan.run(t->pool, *args, t->attention);
 }
 
 void* pd_decoder_new(const DecoderConfig* config, const LayerWeights* layers, const Packed* embedding, const Packed* head,

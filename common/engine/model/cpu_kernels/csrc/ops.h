@@ -12,10 +12,11 @@ struct Cache {
 
   int64_t element_bytes() const { return is_bf16 ? 2 : 4; }
   int64_t token_stride() const { return int64_t(num_kv_heads) * head_dim; }
-  // K (which = 0) or V (which = 1) of one slot and head in one layer.
-  char* at(int layer, int which, int64_t slot, int head) const {
-    int64_t block = slot / block_size, offset = slot % block_size;
-    int64_t token = ((block * num_layers + layer) * 2 + which) * block_size + offset;
+  // From K to V of the same token and head.
+  int64_t value_offset() const { return block_size * token_stride() * element_bytes(); }
+  // K of one token and head in one layer.
+  char* at(int layer, int64_t block, int64_t offset, int head) const {
+    const int64_t token = (block * num_layers + layer) * 2 * block_size + offset;
     return data + (token * token_stride() + int64_t(head) * head_dim) * element_bytes();
   }
 };

@@ -6,7 +6,10 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <new>
+#include <utility>
 
 namespace pd {
 
@@ -33,7 +36,14 @@ typedef float lanes16_mem __attribute__((vector_size(64), aligned(4), may_alias)
 
 static inline vf load(const float* p) { return *(const vf_mem*)p; }
 static inline void store(float* p, vf v) { *(vf_mem*)p = v; }
-static inline vf splat(float x) { return vf{} + x; }
+
+static inline vf splat(float x) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_set1_ps(x);
+#else
+  return (vf)_mm256_set1_ps(x);
+#endif
+}
 
 static inline vf load_bf16(const uint16_t* p) {
   vi wide = __builtin_convertvector(*(const vh*)p, vi) << 16;
@@ -73,6 +83,30 @@ static inline float from_bf16(uint16_t x) {
 static inline uint16_t to_half(float x) { return _cvtss_sh(x, 0); }
 static inline float from_half(uint16_t x) { return _cvtsh_ss(x); }
 
+// Floats at a multiple of 64 bytes; grows, never shrinks, and forgets its content when it grows.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+
+  void need(int64_t count) {
+    if (count <= size_) return;
+    std::free(data_);
+    size_ = (count + 15) / 16 * 16;
+    data_ = static_cast<float*>(std::aligned_alloc(64, size_t(size_) * sizeof(float)));
+    if (!data_) throw std::bad_alloc();
+    std::memset(data_, 0, size_t(size_) * sizeof(float));
+  }
+  float* data() { return data_; }
+
+ private:
+  float* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
 static inline float sum16(lanes16 v) {
   float a[16];
   std::memcpy(a, &v, 64);
@@ -102,6 +136,7 @@ static inline F exp_lanes(F x) {
   return p * (F)exponent;
 }
 
+static inline float exp_one(float x) { return exp_lanes<lanes16, lanes16i>(lanes16{} + x)[0]; }
 static inline vf exp_v(vf x) { return exp_lanes<vf, vi>(x); }
 static inline vf silu(vf x) { return x / (exp_v(-x) + 1.0f); }
 
