@@ -5,7 +5,6 @@ Does not know: retries, the client.
 """
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from common.openai import sse
@@ -36,8 +35,10 @@ class Started:
     stages_s: Mapping[str, float]
 
 
-async def decode(call: Call, kv_params: bytes | None, worker: Worker, services: Services, held: ExitStack) -> Started:
-    """Run one decode leg until the client can be answered; the open answer is closed by `held`.
+async def decode(
+    call: Call, kv_params: bytes | None, worker: Worker, services: Services, opened: list[OpenAnswer]
+) -> Started:
+    """Run one decode leg until the client can be answered; the caller closes what is in `opened`.
 
     Raises:
         EngineRefused: D answered with an error status.
@@ -47,12 +48,12 @@ async def decode(call: Call, kv_params: bytes | None, worker: Worker, services: 
     asks_stream = bytes(call.fields.get("stream", b"")) == _TRUE
     limit_s = services.config.timeouts.first_token_s if asks_stream else services.config.timeouts.request_s
     body = decode_body(call.fields, kv_params)
-    return await bounded(worker, call.deadline, limit_s, _begin(call, body, worker, services, held))
+    return await bounded(worker, call.deadline, limit_s, _begin(call, body, worker, services, opened))
 
 
-async def _begin(call: Call, body: bytes, worker: Worker, services: Services, held: ExitStack) -> Started:
+async def _begin(call: Call, body: bytes, worker: Worker, services: Services, opened: list[OpenAnswer]) -> Started:
     answer = await services.upstream.send(worker, call.path, body, call.headers)
-    held.callback(answer.close)
+    opened.append(answer)
     if answer.status >= 400:
         raise EngineRefused(worker, Answer(answer.status, answer.headers, await answer.read_all()))
     is_stream = answer.headers.get("content-type", "").startswith(sse.CONTENT_TYPE)

@@ -4,14 +4,13 @@ Owns: making the `Call`, admission, the register of running requests, failures a
 Does not know: what happens on a journey.
 """
 
-import asyncio
 import secrets
 from collections.abc import Mapping
 
 from aiohttp import web
 
 from common.clock import Deadline
-from common.errors import PDError, RequestAborted
+from common.errors import PDError
 from common.tasks import only_cause
 from proxy.call import Call, make_call
 from proxy.fan_out import FanOut, prompts_of
@@ -102,13 +101,12 @@ class Generation:
 
     async def _serve(self, call: Call, client: HttpClient, owner: str | None) -> None:
         prompts = prompts_of(call)
-        try:
-            async with asyncio.timeout(None) as scope:
-                with self._running.entered(call.request_id, owner, scope):
-                    async with self._services.admission.slot():
-                        if prompts:
-                            await FanOut(call, prompts, self._services).run(client)
-                        else:
-                            await Journey(call, self._services).run(client)
-        except TimeoutError as error:
-            raise RequestAborted("the request was aborted by its id") from error
+        with self._running.entered(call.request_id, owner):
+            await self._services.admission.acquire()
+            try:
+                if prompts:
+                    await FanOut(call, prompts, self._services).run(client)
+                else:
+                    await Journey(call, self._services).run(client)
+            finally:
+                self._services.admission.release()

@@ -48,6 +48,8 @@ async def read_body(http: web.BaseRequest, config: ProxyConfig) -> bytes:
     if (http.content_length or 0) > config.max_body_bytes:
         raise too_large
     try:
+        if http.content.is_eof():
+            return await http.read()  # a small body has come with the head: there is nothing to wait for
         async with asyncio.timeout(config.timeouts.body_s):
             return await http.read()
     except web.HTTPRequestEntityTooLarge as error:

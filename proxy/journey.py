@@ -6,7 +6,6 @@ Does not know: how a leg talks HTTP, which engine a policy prefers, what is wort
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Protocol
 
 from common.errors import NotReady, UpstreamError
@@ -21,6 +20,7 @@ from proxy.retry import Leg
 from proxy.services import Services
 from proxy.tries import Tries
 from proxy.ttft import Breakdown, take_apart
+from proxy.upstream import OpenAnswer
 
 
 class Client(Protocol):
@@ -44,8 +44,7 @@ class Journey:
         self._services = services
         self._track = PhaseTrack(services.clock, call.received_s)
         self._tries = Tries(call, services)
-        self._held = ExitStack()
-        self._decode_load = ExitStack()
+        self._opened: list[OpenAnswer] = []
         self._prefilled: Prefilled | None = None
         self._owes_release = False
         self._decode_worker: Worker | None = None
@@ -61,10 +60,9 @@ class Journey:
         """
         end = ProxyPhase.FAILED
         try:
-            with self._held, self._decode_load:
-                started = await self._until_first_byte()
-                self._track.move_to(ProxyPhase.STREAMING)
-                await self._pass_on(client, started)
+            started = await self._until_first_byte()
+            self._track.move_to(ProxyPhase.STREAMING)
+            await self._pass_on(client, started)
             end = ProxyPhase.DONE
         except (asyncio.CancelledError, ConnectionResetError):
             end = ProxyPhase.CANCELLED
@@ -72,10 +70,13 @@ class Journey:
                 self._owes_release = False  # D notices by itself that nobody listens any more, and tells P
             raise
         finally:
+            for answer in self._opened:
+                answer.close()
+            self._unload_decode()
             if self._owes_release:
                 self._release_kv()
             self._track.move_to(end)
-            self._services.metrics.requests.labels(self._call.path, end.value).inc()
+            self._services.metrics.requests.inc(self._call.path, end.value)
 
     async def _until_first_byte(self) -> Started:
         worker = self._route_decode()
@@ -98,7 +99,7 @@ class Journey:
         if kv_params is None and self._fallback is None:
             self._fallback = "nothing_handed_over"
         if self._fallback is not None:
-            self._services.metrics.fallback.labels(self._fallback).inc()
+            self._services.metrics.fallback.inc(self._fallback)
         started = await self._decode(decode_worker, kv_params)
         self._owes_release = False  # D has pulled what it needed
         return started
@@ -134,7 +135,7 @@ class Journey:
             self._track.move_to(ProxyPhase.HANDED_OFF)
             if worker is not self._decode_worker:
                 self._load_decode(worker)
-            return await decode(self._call, kv_params, worker, self._services, self._held)
+            return await decode(self._call, kv_params, worker, self._services, self._opened)
 
         started = await self._tries.run(Leg.DECODE, first, send)
         if started is None:
@@ -144,7 +145,6 @@ class Journey:
     async def _pass_on(self, client: Client, started: Started) -> None:
         reported_s = None if self._prefilled is None else self._prefilled.stages_s
         breakdown = take_apart(self._track, reported_s or {}, started.stages_s, is_stream=started.is_stream)
-        self._services.metrics.observe_ttft(self._call.kind, breakdown.ttft_s, breakdown.stages_s)
         notes = {"kind": self._call.kind, "fallback": self._fallback, "retries": self._tries.num_retries}
         try:
             await client.pass_on(started, breakdown, notes)
@@ -152,6 +152,9 @@ class Journey:
             if self._decode_worker is not None:
                 self._decode_worker.breaker.on_failure()
             raise
+        finally:
+            # After the bytes have left: counting is no part of what it counts.
+            self._services.metrics.observe_ttft(self._call.kind, breakdown.ttft_s, breakdown.stages_s)
 
     def _release_kv(self) -> None:
         if self._prefilled is not None and self._services.config.dialect == "pd":
@@ -168,9 +171,13 @@ class Journey:
         return worker
 
     def _load_decode(self, worker: Worker) -> None:
-        self._decode_load.close()
-        self._decode_load.enter_context(worker.carrying(self._call.num_body_bytes))
+        self._unload_decode()
+        worker.load(self._call.num_body_bytes)
         self._decode_worker = worker
+
+    def _unload_decode(self) -> None:
+        if self._decode_worker is not None:
+            self._decode_worker.unload(self._call.num_body_bytes)
 
     def _without_prefill_engine(self) -> None:
         if self._services.config.retries.on_no_prefill == "fail":

@@ -1,59 +1,110 @@
 """The proxy's Prometheus metrics (names: DESIGN §7).
 
 Owns: one registry per proxy, every metric's name, labels and help. Does not know: where the numbers come from.
+Counting is plain arithmetic on the request's way; Prometheus' types are made when somebody scrapes.
 """
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from common.telemetry.metrics import FALLBACK, STAGE_BUCKETS_S, TTFT, TTFT_BUCKETS_S, TTFT_STAGE
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Tally(Collector):
+    """A counter with labels."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._counts: dict[tuple[str, ...], int] = {}
+
+    def inc(self, *labels: str) -> None:
+        """One more."""
+        self._counts[labels] = self._counts.get(labels, 0) + 1
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, count in self._counts.items():
+            family.add_metric(labels, count)
+        yield family
+
+
+class Durations(Collector):
+    """A histogram of seconds with labels."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...], bounds_s: tuple[float, ...]) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._bounds_s = bounds_s
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums_s: dict[tuple[str, ...], float] = {}
+
+    def observe(self, seconds: float, *labels: str) -> None:
+        """One duration."""
+        counts = self._counts.get(labels)
+        if counts is None:
+            counts = self._counts[labels] = [0] * (len(self._bounds_s) + 1)
+            self._sums_s[labels] = 0.0
+        counts[bisect_left(self._bounds_s, seconds)] += 1
+        self._sums_s[labels] += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, counts in self._counts.items():
+            buckets, total = [], 0
+            for bound, count in zip((*map(str, self._bounds_s), "+Inf"), counts, strict=True):
+                total += count
+                buckets.append((bound, float(total)))
+            family.add_metric(labels, buckets, self._sums_s[labels])
+        yield family
 
 
 class ProxyMetrics:
     """All of them, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.ttft = Histogram(
-            "pd_ttft_seconds",
-            "From a request's arrival at the proxy to its first byte leaving.",
-            ["kind"],
-            buckets=_SECONDS,
-            registry=self.registry,
+        self._registry = CollectorRegistry()
+        self._ttft = self._durations(TTFT.name, "Request received to first byte sent.", TTFT.labels, TTFT_BUCKETS_S)
+        self._stages = self._durations(TTFT_STAGE.name, TTFT_STAGE.help, TTFT_STAGE.labels, STAGE_BUCKETS_S)
+        self.requests = self._tally("pd_proxy_requests", "Requests ended, by outcome.", "path", "outcome")
+        self.legs = self._tally("pd_proxy_legs", "Legs ended, by result.", "leg", "result")
+        self.retries = self._tally("pd_proxy_retries", "Legs sent again, by cause.", "leg", "cause")
+        self.fallback = self._tally(
+            FALLBACK.name.removesuffix("_total"), "Requests served without a prefill leg, by reason.", "reason"
         )
-        self.ttft_stage = Histogram(
-            "pd_ttft_stage_seconds",
-            "Stages of the TTFT; per request they add up to it.",
-            ["stage", "kind"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.requests = self._counter("pd_proxy_requests", "Requests ended, by outcome.", ["path", "outcome"])
-        self.legs = self._counter("pd_proxy_legs", "Legs ended, by result.", ["leg", "result"])
-        self.retries = self._counter("pd_proxy_retries", "Legs sent again, by cause.", ["leg", "cause"])
-        self.fallback = self._counter("pd_fallback", "Requests served without a prefill leg, by reason.", ["reason"])
-        self.releases = self._counter("pd_proxy_kv_releases", "P told to release KV, by result.", ["result"])
-        self._children: dict[str, list[tuple[str, Histogram]]] = {}
+        self.releases = self._tally("pd_proxy_kv_releases", "P told to release KV, by result.", "result")
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when scraped."""
-        Gauge(name, text, registry=self.registry).set_function(read)
+        Gauge(name, text, registry=self._registry).set_function(read)
 
     def observe_ttft(self, kind: str, ttft_s: float, stages_s: Mapping[str, float]) -> None:
         """Record one request's TTFT and its stages."""
-        self.ttft.labels(kind).observe(ttft_s)
-        stages = self._children.get(kind)
-        if stages is None:
-            stages = self._children[kind] = [(name, self.ttft_stage.labels(name, kind)) for name in stages_s]
-        for name, histogram in stages:
-            histogram.observe(stages_s[name])
+        self._ttft.observe(ttft_s, kind)
+        for stage, seconds in stages_s.items():
+            self._stages.observe(seconds, stage, kind)
 
     def expose(self) -> bytes:
         """The text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+    def _tally(self, name: str, text: str, *labels: str) -> Tally:
+        tally = Tally(name, text, labels)
+        self._registry.register(tally)
+        return tally
+
+    def _durations(self, name: str, text: str, labels: tuple[str, ...], bounds_s: tuple[float, ...]) -> Durations:
+        durations = Durations(name, text, labels, bounds_s)
+        self._registry.register(durations)
+        return durations

@@ -21,6 +21,8 @@ class ProxyPhase(Enum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is slower by a Python call
+
 
 _ENDS = {ProxyPhase.FAILED, ProxyPhase.CANCELLED}
 

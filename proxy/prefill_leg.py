@@ -55,9 +55,12 @@ async def prefill(call: Call, worker: Worker, services: Services) -> Prefilled:
         UpstreamError: no answer, or one that makes no sense.
     """
     body = prefill_body(call.fields, services.rules)
-    with worker.carrying(call.num_body_bytes):
-        leg = services.upstream.ask_ok(worker, call.path, body, call.headers)
+    leg = services.upstream.ask_ok(worker, call.path, body, call.headers)
+    worker.load(call.num_body_bytes)
+    try:
         answer = await bounded(worker, call.deadline, services.config.timeouts.prefill_s, leg)
+    finally:
+        worker.unload(call.num_body_bytes)
     try:
         kv_params = bytes(_answer.decode(answer.body).kv_transfer_params)
     except msgspec.MsgspecError as error:
@@ -79,4 +82,4 @@ async def release(prefilled: Prefilled, headers: Mapping[str, str], services: Se
     except (UpstreamError, msgspec.MsgspecError):
         pass
     finally:
-        services.metrics.releases.labels(result).inc()
+        services.metrics.releases.inc(result)

@@ -30,10 +30,10 @@ async def prepare(call: Call, worker: Worker, services: Services) -> None:
     try:
         await bounded(worker, call.deadline, services.config.timeouts.first_token_s, leg)
     except EngineRefused as refused:
-        services.metrics.legs.labels("prepare", "refused").inc()
+        services.metrics.legs.inc("prepare", "refused")
         if refused.answer.status in _FINAL_STATUSES:
             raise
     except UpstreamError:
-        services.metrics.legs.labels("prepare", "failed").inc()
+        services.metrics.legs.inc("prepare", "failed")
     else:
-        services.metrics.legs.labels("prepare", "ok").inc()
+        services.metrics.legs.inc("prepare", "ok")

@@ -56,7 +56,10 @@ async def bounded(worker: Worker, deadline: Deadline, limit_s: float, leg: Corou
     """
     try:
         async with asyncio.timeout(min(limit_s, deadline.remaining_s())) as scope:
-            with worker.awaited(scope):
+            worker.waiting.add(scope)
+            try:
                 return await leg
+            finally:
+                worker.waiting.discard(scope)
     except TimeoutError as error:
         raise UpstreamTimeout(f"the {worker.role.value} engine did not answer in time") from error

@@ -60,10 +60,10 @@ class Tries:
                     tried.append(worker)
                 num_left -= 1
                 self.num_retries += 1
-                self._services.metrics.retries.labels(leg.value, failure.value).inc()
+                self._services.metrics.retries.inc(leg.value, failure.value)
             else:
                 worker.breaker.on_success()
-                self._services.metrics.legs.labels(leg.value, "ok").inc()
+                self._services.metrics.legs.inc(leg.value, "ok")
                 return result
 
     def _situation(self, num_left: int, other: Worker | None) -> Situation:
@@ -75,7 +75,7 @@ class Tries:
         )
 
     def _record(self, leg: Leg, worker: Worker, failure: Failure) -> None:
-        self._services.metrics.legs.labels(leg.value, failure.value).inc()
+        self._services.metrics.legs.inc(leg.value, failure.value)
         if failure is Failure.REFUSED:
             worker.breaker.on_success()
             return

@@ -43,7 +43,7 @@ class Fleet:
     def apply(self, source: Source, urls: Mapping[Role, Iterable[str]]) -> None:
         """Make the workers of `source` be exactly `urls`; running legs of those that go are not disturbed."""
         for role in Role:
-            wanted = {url.rstrip("/") for url in urls.get(role, ())}
+            wanted = dict.fromkeys(url.rstrip("/") for url in urls.get(role, ()))
             for url, worker in list(self._workers[role].items()):
                 if self._sources[worker] is source and url not in wanted:
                     self.remove(role, url)

@@ -6,8 +6,7 @@ Does not know: HTTP, probing, how it gets chosen.
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 from urllib.parse import urlsplit
 
@@ -22,6 +21,8 @@ class Role(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is slower by a Python call
+
 
 class WorkerState(Enum):
     """Health of an engine."""
@@ -30,6 +31,8 @@ class WorkerState(Enum):
     READY = "ready"
     DRAINING = "draining"
     DEAD = "dead"
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is slower by a Python call
 
 
 HEALTH = Transitions(
@@ -52,6 +55,11 @@ class Worker:
         breaker: fed by its legs.
         on_move: called after every change of health.
         tls: for https; None uses the machine's certificates.
+
+    Attributes:
+        num_legs: legs under way.
+        outstanding_bytes: sum of their bodies.
+        waiting: time limits of the legs that wait for a first answer; they run out when the engine is found dead.
     """
 
     def __init__(
@@ -76,7 +84,7 @@ class Worker:
         self.outstanding_bytes = 0
         self.models: tuple[bytes, ...] = ()
         self._on_move = on_move
-        self._waiting: set[asyncio.Timeout] = set()
+        self.waiting: set[asyncio.Timeout] = set()
 
     @property
     def is_routable(self) -> bool:
@@ -92,27 +100,17 @@ class Worker:
         HEALTH.check(self.state, state)
         self.state = state
         if state is WorkerState.DEAD:
-            for scope in self._waiting:
+            for scope in self.waiting:
                 if not scope.expired():
                     scope.reschedule(0.0)
         self._on_move()
 
-    @contextmanager
-    def carrying(self, num_bytes: int) -> Iterator[None]:
-        """Count one leg of a body of `num_bytes` as load while the block runs."""
+    def load(self, num_bytes: int) -> None:
+        """One more leg, of a body of `num_bytes`; whoever calls this calls `unload` with the same number."""
         self.num_legs += 1
         self.outstanding_bytes += num_bytes
-        try:
-            yield
-        finally:
-            self.num_legs -= 1
-            self.outstanding_bytes -= num_bytes
 
-    @contextmanager
-    def awaited(self, scope: asyncio.Timeout) -> Iterator[None]:
-        """Let `scope` run out at once should this engine be found dead while the block runs."""
-        self._waiting.add(scope)
-        try:
-            yield
-        finally:
-            self._waiting.discard(scope)
+    def unload(self, num_bytes: int) -> None:
+        """The leg is over."""
+        self.num_legs -= 1
+        self.outstanding_bytes -= num_bytes

@@ -57,19 +57,6 @@ def test_a_trial_that_never_reports_does_not_lock_the_engine_out() -> None:
     assert circuit.allows()
 
 
-def test_load_returns_to_zero_whatever_happens() -> None:
-    subject = worker()
-
-    def work() -> None:
-        with subject.carrying(10):
-            assert (subject.num_legs, subject.outstanding_bytes) == (1, 10)
-            raise ValueError("boom")
-
-    with pytest.raises(ValueError, match="boom"):
-        work()
-    assert (subject.num_legs, subject.outstanding_bytes) == (0, 0)
-
-
 def test_a_worker_must_be_ready_before_it_can_die() -> None:
     subject = worker()
     with pytest.raises(IllegalTransition):
@@ -86,9 +73,9 @@ async def test_whoever_waits_for_a_worker_found_dead_waits_no_longer() -> None:
 
     async def wait() -> None:
         async with asyncio.timeout(60) as scope:
-            with subject.awaited(scope):
-                subject.move_to(WorkerState.DEAD)
-                await asyncio.Event().wait()
+            subject.waiting.add(scope)
+            subject.move_to(WorkerState.DEAD)
+            await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
         await wait()

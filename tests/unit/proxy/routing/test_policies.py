@@ -41,15 +41,15 @@ def test_round_robin_takes_turns() -> None:
 def test_least_loaded_never_picks_the_busier_of_two() -> None:
     busy, idle = workers(2)
     policy = LeastLoaded(Random(0))
-    with busy.carrying(10_000):
-        assert all(policy.pick([busy, idle], call()) is idle for _ in range(20))
+    busy.load(10_000)
+    assert all(policy.pick([busy, idle], call()) is idle for _ in range(20))
     assert policy.pick([busy], call()) is busy
 
 
 def test_least_loaded_spreads_over_a_team() -> None:
     team, policy = workers(4), LeastLoaded(Random(0))
     for _ in range(400):
-        policy.pick(team, call()).carrying(100).__enter__()
+        policy.pick(team, call()).load(100)
     assert max(w.num_legs for w in team) - min(w.num_legs for w in team) < 20
 
 
@@ -64,8 +64,8 @@ def test_prompts_that_begin_alike_go_to_the_same_engine() -> None:
 def test_an_overloaded_engine_loses_its_affinity() -> None:
     team, policy = workers(2), PrefixAffinity(LeastLoaded(Random(0)))
     first = policy.pick(team, call(prompt="a" * 2000))
-    with first.carrying(10 << 20):
-        assert policy.pick(team, call(prompt="a" * 2000)) is not first
+    first.load(10 << 20)
+    assert policy.pick(team, call(prompt="a" * 2000)) is not first
 
 
 def test_an_engine_that_left_is_not_missed() -> None:
