@@ -43,8 +43,14 @@ FIRST_BEAT_S = 0.25
 REMEMBERED_LEASES = 65_536
 """How many consumed leases D can name as replayed by itself; older ones are caught by P's guard word."""
 
-TIGHT_FOR_S, PULL_POLL_S = 0.002, 0.00005
-"""A pull is polled without rest at first, then with short rests: over tcp the peer needs a core, too."""
+TIGHT_FOR_S = 0.002
+"""A pull is polled without rest at first,"""
+
+BRISK_FOR_S, PULL_POLL_S = 1.0, 0.00005
+"""then with short rests (over tcp the peer needs a core, too),"""
+
+STUCK_POLL_S = 0.001
+"""and then with longer ones: the peer has probably stopped."""
 
 LINGER_S, LINGER_POLL_S = 0.01, 0.001
 """After a notification the transport may need a little progress to get it out."""
@@ -320,4 +326,6 @@ class KVConsumer:
         if pull.state is PullState.QUEUED:
             return min(0.05, max(0.0, pull.deadline_s - self._endpoint.clock.now_s()))
         reading_s = self._endpoint.clock.now_s() - pull.started_at_s
-        return 0.0 if reading_s < TIGHT_FOR_S else PULL_POLL_S
+        if reading_s < TIGHT_FOR_S:
+            return 0.0
+        return PULL_POLL_S if reading_s < BRISK_FOR_S else STUCK_POLL_S

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from common.errors import TransferError
 from kv_transfer.backends.backend import Message, TransferBackend
 
 _LOG = structlog.get_logger(__name__)
@@ -79,11 +80,18 @@ class TransferDriver:
 
     def run_once(self) -> float | None:
         """One round of everything; how long nothing needs to be done (see `Actor.step`)."""
-        for message in self._backend.messages():
+        for message in self._messages():
             for actor in self._actors:
                 actor.on_message(message)
         delays = [delay for actor in self._actors if (delay := actor.step()) is not None]
         return min(delays) if delays else None
+
+    def _messages(self) -> Sequence[Message]:
+        try:
+            return self._backend.messages()
+        except TransferError as error:  # one peer's broken connection must not end everybody's transfers
+            _LOG.warning("kv_transfer.receive_failed", why=str(error))
+            return ()
 
     def _run(self) -> None:
         try:

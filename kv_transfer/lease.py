@@ -132,6 +132,14 @@ class LeaseBook:
                 self._cancelled_early[request_id] = self._clock.now_s() + self._ttl_s
             return len(names)
 
+    def release_all(self, cause: ReleaseCause) -> int:
+        """End every lease; how many."""
+        with self._lock:
+            leases = tuple(self._held.values())
+            for lease in leases:
+                self._end(lease, LeaseState.RELEASED, cause)
+            return len(leases)
+
     def expire(self) -> int:
         """End every lease whose time has passed; how many."""
         with self._lock:

@@ -22,6 +22,9 @@ from kv_transfer.interface import Failure, FailureCause
 from kv_transfer.peer import Peer, PeerState, guard_word_address
 
 _LOG = structlog.get_logger(__name__)
+GREETING_POLL_S = 0.0002
+"""While a connection comes up, which takes some milliseconds of both sides."""
+
 LEAVING_POLL_S = 0.05
 """How often reads of peers that are gone are looked at."""
 
@@ -124,7 +127,7 @@ class PeerBook:
         if peer.state in (PeerState.CONNECTING, PeerState.GREETING):
             if now_s >= peer.deadline_s:
                 raise HandshakeFailed(f"no handshake with {peer.address.host}:{peer.address.port} in time")
-            return 0.0 if peer.state is PeerState.GREETING else peer.deadline_s - now_s
+            return GREETING_POLL_S if peer.state is PeerState.GREETING else peer.deadline_s - now_s
         if now_s - peer.used_at_s >= self._endpoint.settings.peer_ttl_s and peer.num_reads == 0:
             self._forget(peer)
         return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from common.clock import Clock
+from common.errors import TransferError
 from common.ids import BlockId, LeaseId, RequestId
 from common.wire.kv_layout import KvLayout
 from common.wire.kv_params import KvReference
@@ -37,7 +38,8 @@ IDLE_POLL_S = 1.0
 ATTEND_FOR_S = 1.0
 """How long one sign of a connecting or reading D keeps P attentive."""
 
-_CONNECTING = "connecting"
+HELLO_FOR_S = 0.1
+"""How much of that is left once a D has said hello."""
 
 
 class KVProducer:
@@ -76,8 +78,9 @@ class KVProducer:
         )
         self._desk = HandshakeDesk(identity, answer, settings.secret)
         self._wake_driver: Callable[[], None] = lambda: None
-        self._attended_until_s: dict[str, float] = {}
-        self._eager_until_s = float("-inf")
+        self._attended_until_s: dict[LeaseId, float] = {}
+        self._connecting_until_s = self._eager_until_s = float("-inf")
+        self._failure: str | None = None
         self._has_peers = False
         self._num_late = self._num_unreadable = 0
 
@@ -91,7 +94,10 @@ class KVProducer:
 
         Raises:
             QueueFull: `max_leases` are held.
+            TransferError: the transfer driver is dead.
         """
+        if self._failure is not None:
+            raise TransferError(f"KV cannot be handed over: {self._failure}")
         unnamed = KvReference(
             remote_engine_id=self._identity.engine_id,
             remote_request_id=request_id,
@@ -129,7 +135,8 @@ class KVProducer:
         """Body of POST `/kv/handshake`; D connects right after it, so P begins to attend."""
         reply = self._desk.answer(body)
         if reply.status == 200:
-            self._attend(_CONNECTING)
+            self._has_peers = True
+            self._connecting_until_s = self._clock.now_s() + ATTEND_FOR_S
             self._wake_driver()
         return reply
 
@@ -150,7 +157,8 @@ class KVProducer:
         """Act on one of D's notifications; bytes that are none of ours are counted and dropped."""
         match notifications.decode(message.payload):
             case notifications.Hello():
-                self._attended_until_s.pop(_CONNECTING, None)
+                # Another D may be connecting at the same time: a short while longer.
+                self._connecting_until_s = min(self._connecting_until_s, self._clock.now_s() + HELLO_FOR_S)
             case notifications.Attend(lease_id):
                 if self._leases.renew(lease_id):
                     self._attend(lease_id)
@@ -168,7 +176,7 @@ class KVProducer:
         """Expire leases; how soon to poll again."""
         self._ended(self._leases.expire() > 0)
         now_s = self._clock.now_s()
-        if any(now_s < until_s for until_s in self._attended_until_s.values()):
+        if now_s < max(self._connecting_until_s, *self._attended_until_s.values(), float("-inf")):
             return ATTENDED_POLL_S
         self._attended_until_s.clear()
         next_expiry_s = self._leases.next_expiry_s()
@@ -177,11 +185,12 @@ class KVProducer:
         return min(next_expiry_s, EAGER_POLL_S if now_s < self._eager_until_s else HELD_POLL_S)
 
     def fail(self, reason: str) -> None:
-        """Nothing to tell anyone: references in flight simply cannot be read."""
+        """The driver is dead: no lease can be renewed, ended by D or expired any more, so all of them end now."""
+        self._failure = reason
+        self._ended(self._leases.release_all(ReleaseCause.CANCELLED) > 0)
 
-    def _attend(self, key: str) -> None:
-        self._has_peers = True
-        self._attended_until_s[key] = self._clock.now_s() + ATTEND_FOR_S
+    def _attend(self, lease_id: LeaseId) -> None:
+        self._attended_until_s[lease_id] = self._clock.now_s() + ATTEND_FOR_S
 
     def _notified_end(self, lease_id: LeaseId, cause: ReleaseCause) -> None:
         self._num_late += not self._ended(self._leases.release(lease_id, cause))

@@ -57,6 +57,7 @@ class Bench:
     def __init__(self, block_size: int, num_blocks: int, environment: dict[str, str]) -> None:
         self._block_size, self._num_blocks = block_size, num_blocks
         self._seed = 7
+        self._rng = np.random.default_rng(self._seed)
         suffix = os.urandom(4).hex()
         self._peer_id = f"bench-p-{suffix}"
         self.peer = Peer(
@@ -141,10 +142,13 @@ class Bench:
         self.peer.close()
 
     def _read_bare(self, num_blocks: int, num_reads: int) -> float:
-        size = num_blocks * self._pool.shape[1]
+        """One descriptor per read, somewhere in the pools: as cold in the caches as the blocks of a pull are."""
+        block_bytes = self._pool.shape[1]
+        firsts = self._rng.integers(0, self._num_blocks - num_blocks + 1, (num_reads, 2)) * block_bytes
         local, remote = self._pool.ctypes.data, self._answer.layout.base_address
+        pairs = [_ranges(local + int(here), remote + int(there), num_blocks * block_bytes) for here, there in firsts]
         begin = time.perf_counter()
-        _wait([self._bare.read_ranges(self._peer_id, *_ranges(local, remote, size)) for _ in range(num_reads)])
+        _wait([self._bare.read_ranges(self._peer_id, *pair) for pair in pairs])
         return time.perf_counter() - begin
 
     def _pull(self, cell: Cell, num_blocks: int) -> tuple[float, int]:

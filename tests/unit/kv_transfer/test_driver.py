@@ -1,9 +1,10 @@
 """The driver thread: it wakes for work, sleeps otherwise, and never dies in silence."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from common.clock import ManualClock
+from common.errors import TransferError
 from kv_transfer.backends.backend import Message
 from kv_transfer.backends.memory_backend import MemoryBackend, MemoryFabric
 from kv_transfer.driver import TransferDriver
@@ -62,6 +63,18 @@ def test_the_thread_steps_when_it_is_woken_and_ends_when_it_is_closed() -> None:
     assert actor.stepped.acquire(timeout=5)
     driver.close()
     assert driver.failure is None
+
+
+class DeafBackend(MemoryBackend):
+    """Its transport reports one peer's broken connection."""
+
+    def messages(self) -> Sequence[Message]:
+        raise TransferError("broken")
+
+
+def test_a_transport_error_while_receiving_does_not_end_the_driver() -> None:
+    driver = TransferDriver(DeafBackend("a", MemoryFabric(ManualClock())), [Recorder(0.5)])
+    assert driver.run_once() == 0.5
 
 
 def test_an_unexpected_error_reaches_the_actors() -> None:

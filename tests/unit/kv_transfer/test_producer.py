@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from common.errors import QueueFull
+from common.errors import QueueFull, TransferError
 from common.ids import EngineId, LeaseId, RequestId
 from kv_transfer import notifications
 from kv_transfer.backends.backend import Message
@@ -111,6 +111,7 @@ def test_p_attends_while_d_connects_and_rests_once_it_said_hello() -> None:
     assert pair.producer.handshake_answer(visit.hello()).status == 200
     assert pair.producer.step() == ATTENDED_POLL_S
     send(pair, notifications.Hello())
+    pair.clock.advance(0.2)
     assert pair.producer.step() == IDLE_POLL_S
 
 
@@ -129,7 +130,16 @@ def test_p_attends_to_a_read_that_needs_it_until_the_lease_ends() -> None:
     send(pair, notifications.Done(first.lease_id))
     assert pair.producer.step() == ATTENDED_POLL_S
     send(pair, notifications.Done(second.lease_id))
-    assert pair.producer.step() == IDLE_POLL_S
+    assert pair.producer.step() is None
+
+
+def test_when_the_driver_dies_every_lease_ends_and_no_new_one_begins() -> None:
+    pair = Pair()
+    references = [pair.hold("a", 4), pair.hold("b", 4)]
+    pair.producer.fail("boom")
+    assert set(pair.producer.poll_released()) == {reference.lease_id for reference in references}
+    with pytest.raises(TransferError, match="boom"):
+        pair.hold("c", 4)
 
 
 def test_nobody_can_make_p_attend_to_a_lease_that_is_over() -> None:
