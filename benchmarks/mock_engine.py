@@ -1,6 +1,6 @@
 """A mock engine process for proxy measurements: a P that answers at once, a D that streams 20 chunks.
 
-Usage: `python -m benchmarks.mock_engine PORT P|D [CHUNKS]`
+Usage: `python -m benchmarks.mock_engine PORT P|D [CHUNKS [PAUSE_S]]`
 """
 
 import asyncio
@@ -9,6 +9,8 @@ import sys
 import msgspec
 import uvloop
 from aiohttp import web
+
+from proxy.server import allow_many_sockets
 
 _HEAD = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m"}
 _CHOICE = {"index": 0, "text": " a", "logprobs": None, "finish_reason": "length"}
@@ -33,8 +35,8 @@ class _Asked(msgspec.Struct):
     stream: bool = False
 
 
-def make_app(role: str, num_chunks: int) -> web.Application:
-    """The mock of `role`."""
+def make_app(role: str, num_chunks: int, pause_s: float) -> web.Application:
+    """The mock of `role`; D waits `pause_s` between two events."""
 
     async def complete(request: web.Request) -> web.StreamResponse:
         asked = msgspec.json.decode(await request.read(), type=_Asked)
@@ -46,7 +48,7 @@ def make_app(role: str, num_chunks: int) -> web.Application:
         await response.prepare(request)
         for _ in range(num_chunks):
             await response.write(_EVENT)
-            await asyncio.sleep(0)
+            await asyncio.sleep(pause_s)
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -63,5 +65,7 @@ def make_app(role: str, num_chunks: int) -> web.Application:
 if __name__ == "__main__":
     _port, _role, *_rest = sys.argv[1:]
     uvloop.install()
-    _app = make_app(_role, int(_rest[0]) if _rest else 20)
-    web.run_app(_app, host="127.0.0.1", port=int(_port), access_log=None, print=None)
+    allow_many_sockets()
+    _chunks, _pause_s = (*_rest, "20", "0")[:2] if len(_rest) != 1 else (_rest[0], "0")
+    _app = make_app(_role, int(_chunks), float(_pause_s))
+    web.run_app(_app, host="127.0.0.1", port=int(_port), access_log=None, print=None, backlog=8192)

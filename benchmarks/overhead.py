@@ -6,13 +6,9 @@ without any proxy. Runs are interleaved, so that a slow moment of the machine hi
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +17,12 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import streams
 from benchmarks.load import Load, press
+from benchmarks.ports import free_port, wait_ready
 
 BODY = b'{"model":"m","prompt":"hello world this is a prompt","max_tokens":20,"temperature":0.7,"stream":true}'
 PATH = "/v1/completions"
-READY_WITHIN_S = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,12 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs per target and load, interleaved")
     parser.add_argument("--connections", type=int, default=32, help="connections of the throughput runs")
     parser.add_argument("--chunks", type=int, default=20, help="events per stream")
+    parser.add_argument("--streams", type=int, default=0, help="instead: hold this many streams open at a time")
+    parser.add_argument("--hold", type=float, default=60.0, help="seconds each of them stays open")
     parser.add_argument("--relay", type=Path, help="a plain relay script to measure beside (needs $PD_PEERS)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 1 if any request failed."""
     console = Console()
+    if args.streams:
+        return streams.measure(args.streams, args.hold, console)
     with tempfile.TemporaryDirectory() as folder, _targets(args, Path(folder), console) as targets:
         alone: dict[str, list[Load]] = {name: [] for name in targets}
         crowded: dict[str, list[Load]] = {name: [] for name in targets}
@@ -82,16 +83,16 @@ def _best(loads: list[Load]) -> Load:
 def _targets(args: argparse.Namespace, folder: Path, console: Console) -> Iterator[dict[str, list[str]]]:
     """Start the mocks and every proxy there is; yields name → URLs to ask per request."""
     children: list[subprocess.Popen[bytes]] = []
-    p, d = f"http://127.0.0.1:{_free_port()}", f"http://127.0.0.1:{_free_port()}"
+    p, d = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
     targets = {"no proxy": [p + PATH, d + PATH]}
     try:
         for url, role in ((p, "P"), (d, "D")):
             mock = [sys.executable, "-m", "benchmarks.mock_engine", url.rsplit(":", 1)[1], role, str(args.chunks)]
             children.append(subprocess.Popen(mock))
-            _wait_ready(url + "/ready")
+            wait_ready(url + "/ready")
         for name, (port, command) in _proxies(args, folder, p, d, console).items():
             children.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-            _wait_ready(f"http://127.0.0.1:{port}{PATH}", BODY)
+            wait_ready(f"http://127.0.0.1:{port}{PATH}", BODY)
             targets[name] = [f"http://127.0.0.1:{port}{PATH}"]
         yield targets
     finally:
@@ -104,7 +105,7 @@ def _targets(args: argparse.Namespace, folder: Path, console: Console) -> Iterat
 def _proxies(
     args: argparse.Namespace, folder: Path, p: str, d: str, console: Console
 ) -> dict[str, tuple[int, list[str]]]:
-    ours = _free_port()
+    ours = free_port()
     config = folder / "proxy.yaml"
     fleet = f"{{prefill: ['{p}'], decode: ['{d}']}}"
     config.write_text(f"proxy: {{port: {ours}, fleet: {fleet}, log_level: error, drain_s: 1}}\n")
@@ -115,36 +116,15 @@ def _proxies(
         return commands
     router = Path(peers) / "router/bin/vllm-router"
     if router.exists():
-        port, metrics = _free_port(), _free_port()
+        port, metrics = free_port(), free_port()
         command = [str(router), "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
         command += ["--vllm-pd-disaggregation", "--kv-connector", "nixl", "--policy", "round_robin"]
         commands["vllm-router"] = (port, [*command, "--prefill", p, "--decode", d])
     if args.relay is not None:
-        port = _free_port()
+        port = free_port()
         python = str(Path(peers) / "vllm/bin/python")
         command = [python, str(args.relay), "--port", str(port), "--prefill", p, "--decode", d]
         commands["plain relay"] = (port, command)
     else:
         console.print("the plain relay is left out: --relay names no script")
     return commands
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait_ready(url: str, body: bytes | None = None) -> None:
-    end_s = time.monotonic() + READY_WITHIN_S
-    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
-                answer.read()
-            return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(0.1)

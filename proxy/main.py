@@ -20,7 +20,7 @@ from common.tasks import Supervisor, wait_for_signal
 from common.telemetry.logging import configure_logging
 from proxy.assembly import assemble
 from proxy.config import ProxyConfig
-from proxy.server import RunningProxy, running
+from proxy.server import RunningProxy, allow_many_sockets, running
 from proxy.tls import server_context
 from proxy.upstream import Upstream
 from proxy.workers import run_workers
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "check":
             _run(_check(config))
             return 0
+        allow_many_sockets()
         configure_logging("proxy", config.log_json, config.log_level)
         if options.workers > 1:
             return _run(run_workers(options.config, options.workers))

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from common.telemetry.metrics import FALLBACK, STAGE_BUCKETS_S, TTFT, TTFT_BUCKETS_S, TTFT_STAGE
+from common.telemetry.metrics import FALLBACK, SHORT_BUCKETS_S, STAGE_BUCKETS_S, TTFT, TTFT_BUCKETS_S, TTFT_STAGE
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -77,6 +77,9 @@ class ProxyMetrics:
         self._registry = CollectorRegistry()
         self._ttft = self._durations(TTFT.name, "Request received to first byte sent.", TTFT.labels, TTFT_BUCKETS_S)
         self._stages = self._durations(TTFT_STAGE.name, TTFT_STAGE.help, TTFT_STAGE.labels, STAGE_BUCKETS_S)
+        self.loop_lag = self._durations(
+            "pd_proxy_loop_lag_seconds", "How late the event loop was, sampled.", (), SHORT_BUCKETS_S
+        )
         self.requests = self._tally("pd_proxy_requests", "Requests ended, by outcome.", "path", "outcome")
         self.legs = self._tally("pd_proxy_legs", "Legs ended, by result.", "leg", "result")
         self.retries = self._tally("pd_proxy_retries", "Legs sent again, by cause.", "leg", "cause")

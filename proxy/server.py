@@ -5,6 +5,7 @@ Owns: the order of start and stop, and what a reload can change. Does not know: 
 
 import asyncio
 import logging
+import resource
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,8 +32,15 @@ from proxy.upstream import Upstream
 _log = structlog.get_logger(__name__)
 _CLOSE_S = 2.0
 _BACKLOG = 4096
+_LAG_PROBE_S = 0.25
 _MAX_HEADER_BYTES = 64 << 10
 _RELOADABLE = ("fleet", "keys")
+
+
+def allow_many_sockets() -> None:
+    """Raise this process's limit of open files as far as it may: every stream holds two sockets."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class RunningProxy:
@@ -98,9 +106,18 @@ def _watch(services: Services) -> None:
     headers = {} if config.engine_api_key is None else {"Authorization": f"Bearer {config.engine_api_key}"}
     monitor = Monitor(services.fleet, services.upstream, config.fleet, headers)
     services.background.spawn(monitor.run(), name="health")
+    services.background.spawn(_watch_lag(services), name="lag")
     if config.fleet.file is not None:
         source = FileSource(config.fleet.file, services.fleet, config.fleet.file_poll_s)
         services.background.spawn(source.run(), name="fleet-file")
+
+
+async def _watch_lag(services: Services) -> None:
+    """How late the event loop comes to what is due: the delay that it adds to everybody's bytes."""
+    while True:
+        due_s = services.clock.now_s() + _LAG_PROBE_S
+        await asyncio.sleep(_LAG_PROBE_S)
+        services.metrics.loop_lag.observe(max(0.0, services.clock.now_s() - due_s))
 
 
 def _server(config: ProxyConfig, app: ProxyApp) -> web.Server:
