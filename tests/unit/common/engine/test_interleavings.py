@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from common.engine.ports import PullPlan, PullStatus
 from common.engine.request_state import FinishReason
 from common.engine.structured_output.grammar import CompileState
 from common.errors import ConstraintRejected
-from tests.support.fake_engine import FakeEngine, ask, greedy, make_engine
+from common.ids import RequestId
+from tests.support.fake_engine import MAX_STEPS, FakeEngine, ask, greedy, make_engine
 from tests.support.fake_grammar import FakeTicket, up_to
 from tests.support.fake_kv import reference_to
 from tests.support.fake_model import EOS, continuation, next_token
@@ -45,9 +46,29 @@ class Asked:
         return [*tokens, EOS] if len(tokens) < self.max_tokens else tokens
 
 
-class EngineUnderTrouble(RuleBasedStateMachine):
-    asked = Bundle("asked")
+@dataclass(frozen=True)
+class Wanted:
+    """A request to be made."""
 
+    stem: int
+    tail: list[int]
+    max_tokens: int
+    grammar_length: int | None
+    kind: str
+
+
+WANTED = st.builds(
+    Wanted,
+    stem=st.integers(0, 2),
+    tail=st.lists(st.integers(1, 2), min_size=1, max_size=14),
+    max_tokens=st.integers(1, 20),
+    grammar_length=st.one_of(st.none(), st.none(), st.integers(0, 20)),
+    kind=st.sampled_from(["local", "local", "remote", "remote", "handoff", "choices", "remote choices"]),
+)
+MOSTLY = st.sampled_from([True, True, True, False])
+
+
+class EngineUnderTrouble(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.engine: FakeEngine = make_engine(
@@ -61,31 +82,29 @@ class EngineUnderTrouble(RuleBasedStateMachine):
         assert asked.ticket is None or asked.ticket.state is CompileState.READY, "a pull before its grammar"
         assert plan.end_token == len(asked.prompt) - 1
 
-    @rule(
-        target=asked,
-        stem=st.integers(0, 2),
-        tail=st.lists(st.integers(1, 2), min_size=1, max_size=14),
-        max_tokens=st.integers(1, 9),
-        grammar_length=st.one_of(st.none(), st.integers(0, 9)),
-        kind=st.sampled_from(["local", "remote", "handoff", "choices", "remote choices"]),
-    )
-    def submit(self, stem: int, tail: list[int], max_tokens: int, grammar_length: int | None, kind: str) -> Asked:
-        prompt = [7 + stem] * 9 + tail
+    @initialize(wanted=st.lists(WANTED, min_size=3, max_size=6))
+    def open_the_doors(self, wanted: list[Wanted]) -> None:
+        for each in wanted:
+            self.submit(each)
+
+    @rule(wanted=WANTED)
+    def submit(self, wanted: Wanted) -> None:
+        prompt = [7 + wanted.stem] * 9 + wanted.tail
         request_id = f"r{len(self.all)}"
         asked = Asked(
             request_id,
             prompt,
-            max_tokens,
-            3 if "choices" in kind else 1,
-            None if kind == "handoff" else grammar_length,
-            "remote" in kind,
-            kind == "handoff",
+            wanted.max_tokens,
+            3 if "choices" in wanted.kind else 1,
+            None if wanted.kind == "handoff" else wanted.grammar_length,
+            "remote" in wanted.kind,
+            wanted.kind == "handoff",
         )
         self.all[request_id] = asked
         request = ask(
             request_id,
             prompt,
-            greedy(max_tokens, n=asked.num_choices),
+            greedy(asked.max_tokens, n=asked.num_choices),
             constraint=None if asked.grammar_length is None else up_to(asked.grammar_length),
             reference=reference_to(prompt, BLOCK_SIZE, request_id=request_id) if asked.is_remote else None,
             hand_off=asked.is_handoff,
@@ -94,12 +113,12 @@ class EngineUnderTrouble(RuleBasedStateMachine):
         assert ticket is None or isinstance(ticket, FakeTicket)
         asked.ticket = ticket
         self.engine.core.add(request, ticket)
-        return asked
 
-    @rule(asked=asked, is_ok=st.booleans())
-    def settle_grammar(self, asked: Asked, is_ok: bool) -> None:
-        if asked.ticket is not None:
-            asked.ticket.settle(None if is_ok else ConstraintRejected("no"))
+    @rule(choice=st.integers(0, 99), is_ok=MOSTLY)
+    def settle_grammar(self, choice: int, is_ok: bool) -> None:
+        tickets = [ticket for ticket in self.engine.grammars.tickets if ticket.state is CompileState.COMPILING]
+        if tickets:
+            tickets[choice % len(tickets)].settle(None if is_ok else ConstraintRejected("no"))
 
     @rule(choice=st.integers(0, 99), status=st.sampled_from(PullStatus))
     def settle_pull(self, choice: int, status: PullStatus) -> None:
@@ -113,16 +132,22 @@ class EngineUnderTrouble(RuleBasedStateMachine):
         if held:
             self.engine.sink.release(held[choice % len(held)])
 
-    @rule(asked=consumes(asked))
-    def abort(self, asked: Asked) -> None:
-        asked.is_aborted = True
-        self.engine.core.abort(asked.request_id)
+    @rule(choice=st.integers(0, 99), is_patient=MOSTLY)
+    def abort(self, choice: int, is_patient: bool) -> None:
+        alive = [asked for asked in self.all.values() if asked.request_id in self.engine.core._choices]
+        pulling = [asked for asked in alive if asked.request_id in self.engine.source.running]
+        alive = pulling or alive  # the most delicate moment to leave
+        if alive and not is_patient:
+            asked = alive[choice % len(alive)]
+            asked.is_aborted = True
+            self.engine.core.abort(RequestId(asked.request_id))
 
-    @rule()
-    def break_the_next_forward(self) -> None:
-        self.engine.model.fail_next = RuntimeError(ON_FIRE)
+    @rule(is_lucky=MOSTLY)
+    def break_the_next_forward(self, is_lucky: bool) -> None:
+        if not is_lucky:
+            self.engine.model.fail_next = RuntimeError(ON_FIRE)
 
-    @rule(num_steps=st.integers(1, 4))
+    @rule(num_steps=st.integers(1, 9))
     def step(self, num_steps: int) -> None:
         """Work goes on."""
         for _ in range(num_steps):
@@ -149,7 +174,7 @@ class EngineUnderTrouble(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         engine = self.engine
-        for _ in range(300):
+        for _ in range(MAX_STEPS):
             for ticket in engine.grammars.tickets:
                 ticket.settle()
             for key in list(engine.source.running):
