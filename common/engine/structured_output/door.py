@@ -4,6 +4,8 @@ Owns: size, nesting, emptiness and well-formedness of a constraint's value. Runs
 Does not know: what a backend can enforce (`exactness`).
 """
 
+import re
+
 import msgspec
 
 from common.errors import ConstraintRejected
@@ -16,6 +18,9 @@ MAX_NESTING = 64
 MAX_CHOICES = 4096
 MAX_PATTERN_CHARACTERS = 16 << 10
 
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _JSON_KINDS = frozenset({ConstraintKind.JSON_SCHEMA, ConstraintKind.STRUCTURAL_TAG, ConstraintKind.CHOICE})
 
 
@@ -31,7 +36,7 @@ def check_at_door(constraint: Constraint) -> None:
         raise ConstraintRejected(f"the constraint has {num_bytes} bytes; the limit is {MAX_VALUE_BYTES}", field)
     if "\x00" in value or "\\u0000" in value:
         raise ConstraintRejected("a NUL character in the constraint", field)
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if _SURROGATE.search(value):
         raise ConstraintRejected("half of a surrogate pair in the constraint", field)
     _check_pattern(constraint.whitespace_pattern, field)
     if constraint.kind in _JSON_KINDS:
@@ -75,16 +80,10 @@ def _check_choices(value: object, field: str) -> None:
 def nesting(text: str) -> int:
     """Deepest nesting of brackets outside strings; linear, never recursive."""
     depth = deepest = 0
-    in_string = escaped = False
-    for character in text:
-        if in_string:
-            in_string = escaped or character != '"'
-            escaped = character == "\\" and not escaped
-        elif character == '"':
-            in_string = True
-        elif character in "[{":
+    for bracket in _NOT_BRACKETS.sub("", _STRINGS.sub("", text)):
+        if bracket in "[{":
             depth += 1
             deepest = max(deepest, depth)
-        elif character in "]}":
+        else:
             depth -= 1
     return deepest

@@ -20,6 +20,9 @@ _MAX_PATTERN_PROPERTIES = 8
 _MAX_REMAINDERS = 10_000
 """States of all `multipleOf` of one schema taken together (10,000 take 0.1 s, a million 9 s and 400 MB)."""
 
+_MAX_COMBINATIONS = 32
+"""Ways to pick one member of each union at one place: llguidance multiplies them out (512 take a second)."""
+
 
 def needs_probe(backend: str, constraint: Constraint) -> bool:
     """Whether compiling `constraint` with `backend` in this process could take long, much memory, or the process."""
@@ -42,6 +45,8 @@ def _is_risky_schema(schema: object) -> bool:
             return True
         if _num_members(node, "patternProperties") > _MAX_PATTERN_PROPERTIES:
             return True
+        if _num_combinations(node) > _MAX_COMBINATIONS:
+            return True
         remainders *= _remainders(node.get("multipleOf"))
         if remainders > _MAX_REMAINDERS:
             return True
@@ -51,6 +56,13 @@ def _is_risky_schema(schema: object) -> bool:
 def _num_members(node: Schema, keyword: str) -> int:
     members = node.get(keyword)
     return len(members) if isinstance(members, dict) else 0
+
+
+def _num_combinations(node: Schema) -> int:
+    members = node.get("allOf")
+    conjuncts = [node, *(members if isinstance(members, list) else [])]
+    unions = [union for member in conjuncts if is_schema(member) and isinstance(union := member.get("anyOf"), list)]
+    return math.prod(len(union) for union in unions) if len(unions) > 1 else 1
 
 
 def _remainders(multiple_of: object) -> float:
