@@ -140,14 +140,6 @@ def forces_tool(fields: Fields) -> bool:
     return choice is not None and bytes(choice) not in _FORCES_NOTHING
 
 
-def wants_prompt_logprobs(fields: Fields) -> bool:
-    """Whether the answer needs log probabilities of the prompt's own tokens."""
-    if bytes(fields.get("prompt_logprobs", NULL)) != NULL:
-        return True
-    has_logprobs = bytes(fields.get("logprobs", NULL)) not in (NULL, b"false")
-    return has_logprobs and bytes(fields.get("echo", NULL)) == b"true"
-
-
 def constraint_kind(fields: Fields, path: str) -> str | None:
     """Metric label of the structured-output fields, by a shallow look; None when nothing is constrained.
 

@@ -6,11 +6,13 @@ Does not know: how a leg talks HTTP, which engine a policy prefers, what is wort
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from common.errors import NotReady, UpstreamError
 from common.tasks import only_cause
-from proxy.call import Call, wants_prompt_logprobs
+from proxy import prompt_logprobs
+from proxy.call import Call
 from proxy.decode_leg import Started, decode
 from proxy.fleet.worker import Role, Worker
 from proxy.phase import PhaseTrack, ProxyPhase
@@ -102,6 +104,9 @@ class Journey:
             self._services.metrics.fallback.inc(self._fallback)
         started = await self._decode(decode_worker, kv_params)
         self._owes_release = False  # D has pulled what it needed
+        if self._prefilled is not None and kv_params is not None and prompt_logprobs.are_wanted(self._call.fields):
+            joined = prompt_logprobs.join(self._call.path, self._call.fields, self._prefilled.body, started.first)
+            return replace(started, first=joined)
         return started
 
     async def _prepare(self, worker: Worker) -> None:
@@ -187,7 +192,7 @@ class Journey:
 
 def reason_against_prefill(call: Call, min_bytes: int) -> str | None:
     """Why D had better compute this prompt itself; None when nothing speaks against a prefill leg."""
-    if wants_prompt_logprobs(call.fields):
+    if prompt_logprobs.are_wanted(call.fields) and not prompt_logprobs.can_be_joined(call.fields):
         # They are known where the prompt is computed, and the answer must hold them.
         return "prompt_logprobs"
     return "short_prompt" if call.num_body_bytes < min_bytes else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.call import CONSTRAINT_FIELDS, KV_PARAMS, Fields, forces_tool, render
+from proxy.prompt_logprobs import are_wanted, echoes_logprobs, without
 
 _ONE = b"1"
 _PREFILL_DROPS = ("stream_options", "min_tokens", "min_completion_tokens", "best_of")
@@ -43,8 +44,9 @@ def prefill_body(fields: Fields, rules: LegRules) -> bytes:
     edited = dict(fields)
     for name in _PREFILL_DROPS:
         edited.pop(name, None)
-    for name in _LOGPROBS:
-        edited.pop(name, None)
+    if not echoes_logprobs(fields):
+        for name in _LOGPROBS:
+            edited.pop(name, None)
     edited["stream"] = b"false"
     edited["n"] = _ONE
     edited["max_tokens"] = _ONE
@@ -71,10 +73,13 @@ def _strip_constraint(edited: dict[str, bytes | msgspec.Raw], rules: LegRules) -
 
 
 def decode_body(fields: Fields, kv_params: bytes | None) -> bytes:
-    """The decode leg: what the client sent, and P's parameters verbatim; without them D computes the prompt itself."""
+    """The decode leg: what the client sent, and P's parameters verbatim; without them D computes the prompt itself.
+
+    Log probabilities of a prompt that P computed are P's to give.
+    """
     if kv_params is None:
         return render(fields)
-    return render({**fields, KV_PARAMS: kv_params})
+    return render({**(without(fields) if are_wanted(fields) else fields), KV_PARAMS: kv_params})
 
 
 def prepare_body(fields: Fields) -> bytes:

@@ -40,11 +40,13 @@ class Prefilled:
         worker: the P that holds the KV.
         kv_params: its `kv_transfer_params` as it spelled them; None when it hands nothing over.
         stages_s: what P reports about its part of the TTFT.
+        body: P's whole answer.
     """
 
     worker: Worker
     kv_params: bytes | None
     stages_s: Mapping[str, float]
+    body: bytes
 
 
 async def prefill(call: Call, worker: Worker, services: Services) -> Prefilled:
@@ -66,7 +68,9 @@ async def prefill(call: Call, worker: Worker, services: Services) -> Prefilled:
     except msgspec.MsgspecError as error:
         raise UpstreamBroken("the prefill engine's answer is no JSON object") from error
     stages_s = timing.decode(answer.headers.get(TIMING_HEADER))
-    return Prefilled(worker=worker, kv_params=None if kv_params == NULL else kv_params, stages_s=stages_s)
+    return Prefilled(
+        worker=worker, kv_params=None if kv_params == NULL else kv_params, stages_s=stages_s, body=answer.body
+    )
 
 
 async def release(prefilled: Prefilled, headers: Mapping[str, str], services: Services) -> None:

@@ -116,8 +116,17 @@ async def test_too_many_prompts_are_a_400() -> None:
         assert not r.p.calls()
 
 
-@pytest.mark.parametrize("extra", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}])
-async def test_a_prompt_whose_logprobs_are_wanted_is_computed_by_the_engine_that_answers(extra: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"prompt_logprobs": 1, "stream": True},
+        {"echo": True, "logprobs": 1, "stream": True},
+        {"echo": True, "logprobs": 1, "max_tokens": 0},
+    ],
+)
+async def test_a_prompt_whose_logprobs_cannot_be_joined_is_computed_by_the_engine_that_answers(
+    extra: dict[str, Any],
+) -> None:
     async with rig() as r:
         assert (await r.post({"prompt": "x", **extra}))[0] == 200
         assert not r.p.calls()
@@ -130,3 +139,63 @@ async def test_echo_alone_is_no_reason_to_skip_p() -> None:
         await r.post({"prompt": "x", "echo": True})
         assert r.d.calls()[0].json["echo"] is True
         assert "kv_transfer_params" in r.d.calls()[0].json
+
+
+async def test_logprobs_of_the_prompt_come_from_p_and_the_rest_from_d() -> None:
+    async with rig() as r:
+        script_echo(r)
+        status, _, body = await r.post({"prompt": "ab", "echo": True, "logprobs": 1, "n": 2, "max_tokens": 5})
+        assert status == 200
+        assert (r.p.calls()[0].json["echo"], r.p.calls()[0].json["logprobs"]) == (True, 1)
+        assert "echo" not in r.d.calls()[0].json
+        assert r.d.calls()[0].json["logprobs"] == 1
+        assert [choice["text"] for choice in json.loads(body)["choices"]] == ["abx", "aby"]
+        assert json.loads(body)["choices"][1]["logprobs"] == {
+            "text_offset": [0, 1, 2],
+            "token_logprobs": [None, -1.5, -0.25],
+            "tokens": ["a", "b", "y"],
+            "top_logprobs": [None, {"b": -1.5}, {"y": -0.25}],
+        }
+
+
+def script_echo(r: Rig) -> None:
+    logprobs = {"text_offset": [0, 1, 2], "token_logprobs": [None, -1.5, -9], "tokens": ["a", "b", "?"]}
+    logprobs["top_logprobs"] = [None, {"b": -1.5}, {"?": -9}]
+
+    async def p(request: web.Request, body: bytes) -> web.StreamResponse:
+        choice = {"index": 0, "text": "ab?", "logprobs": logprobs}
+        return web.json_response({"choices": [choice], "kv_transfer_params": {"lease_id": "l"}})
+
+    async def d(request: web.Request, body: bytes) -> web.StreamResponse:
+        return web.json_response({"choices": [{"index": i, "text": t, "logprobs": own(t)} for i, t in enumerate("xy")]})
+
+    r.p.always[COMPLETIONS], r.d.always[COMPLETIONS] = p, d
+
+
+def own(token: str) -> dict[str, Any]:
+    top = [{token: -0.25}]
+    return {"text_offset": [0], "token_logprobs": [-0.25], "tokens": [token], "top_logprobs": top}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions"])
+async def test_prompt_logprobs_lie_where_one_engine_would_have_put_them(path: str) -> None:
+    async with rig() as r:
+        values = [None, {"1": {"logprob": -0.5}}]
+
+        async def p(request: web.Request, body: bytes) -> web.StreamResponse:
+            choice = {"index": 0, "text": "?", "prompt_logprobs": values}
+            kv = {"lease_id": "l"}
+            return web.json_response({"choices": [choice], "prompt_logprobs": values, "kv_transfer_params": kv})
+
+        r.p.always[path] = p
+        _, _, body = await r.post({"prompt": "ab", "messages": [], "prompt_logprobs": 1}, path)
+        assert "prompt_logprobs" not in r.d.calls()[0].json
+        answer = json.loads(body)
+        assert (answer if "chat" in path else answer["choices"][0])["prompt_logprobs"] == values
+
+
+async def test_when_p_fails_d_is_asked_for_the_prompts_logprobs_too() -> None:
+    async with rig() as r:
+        r.p.always[COMPLETIONS] = mock.answers(500)
+        assert (await r.post({"prompt": "x", "prompt_logprobs": 1}))[0] == 200
+        assert r.d.calls()[0].json["prompt_logprobs"] == 1

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.clock import Deadline, ManualClock
-from proxy.call import Call, constraint_kind, make_call, parse_fields, render, wants_prompt_logprobs
+from proxy.call import Call, constraint_kind, make_call, parse_fields, render
 from proxy.leg_bodies import LegRules, decode_body, prefill_body, prepare_body, warm_up_body
 
 JSON = st.recursive(
@@ -67,20 +67,6 @@ def test_naive_legs_keep_every_constraint() -> None:
     leg = json.loads(prefill_body(parsed, LegRules(strip_constraint=False)))
     assert leg["tool_choice"] == "required"
     assert leg["response_format"] == {"type": "json_object"}
-
-
-@pytest.mark.parametrize(
-    ("body", "wants"),
-    [
-        (b'{"prompt_logprobs":0}', True),
-        (b'{"prompt_logprobs":null,"echo":true,"logprobs":null}', False),
-        (b'{"echo":true,"logprobs":0}', True),
-        (b'{"echo":false,"logprobs":1}', False),
-        (b'{"logprobs":true,"top_logprobs":1}', False),
-    ],
-)
-def test_prompt_logprobs_are_asked_for_by_name_or_by_echo(body: bytes, wants: bool) -> None:
-    assert wants_prompt_logprobs(parse_fields(body)) is wants
 
 
 def test_a_plain_vllm_must_not_stop_on_its_first_token() -> None:
