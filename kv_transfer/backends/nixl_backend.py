@@ -184,7 +184,19 @@ class NixlBackend:
     def _sending_agent(self) -> Any:
         if self._sender is None:
             self._sender = self._agent(f"{self._name}/notify")
+            self._warm_up()
         return self._sender
+
+    def _warm_up(self) -> None:
+        """Connect the two agents with each other and part again: an agent's first connection costs 20 to 60 ms."""
+        try:
+            for one, other in ((self._reader, self._sender), (self._sender, self._reader)):
+                one.add_remote_agent(other.get_agent_metadata())
+                one.make_connection(other.name)
+            self._reader.remove_remote_agent(self._sender.name)
+            self._sender.remove_remote_agent(self._reader.name)
+        except self._errors as error:
+            raise StartupError(f"NIXL cannot connect inside this process: {error}") from error
 
     def _agent(self, name: str) -> Any:
         try:
