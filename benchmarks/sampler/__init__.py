@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.sampler.cases import CASES, Case, Shape, write_logits
+from benchmarks.sampler.cases import CASES, CLOCKS, Case, Shape, write_logits
 from benchmarks.sampler.ours import OurSampler
 from benchmarks.sampler.peer import Peer
 
@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--logits", choices=["peaked", "flat"], default="peaked", help="shape of the distributions")
     parser.add_argument("--output-tokens", type=int, default=2000, help="tokens each request has already produced")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each sampler per case")
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: of the process, on a busy machine"
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads, of both")
 
 
@@ -38,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     table = Table("batch", "vocab", "case", "ours ms", "vLLM ms", "ratio", title=f"one step, {args.logits} logits")
     lost = 0
-    with tempfile.TemporaryDirectory() as folder, Peer(python, args.threads) as peer:
+    with tempfile.TemporaryDirectory() as folder, Peer(python, args.threads, args.clock) as peer:
         for vocab_size in args.vocab:
             logits_file = Path(folder) / f"{vocab_size}.npy"
             write_logits(logits_file, max(args.batch), vocab_size, args.logits)
             for batch_size in args.batch:
                 shape = Shape(batch_size, vocab_size, args.output_tokens)
                 for name in args.case:
-                    lost += _measure(table, CASES[name], shape, logits_file, peer, args.rounds)
+                    lost += _measure(table, CASES[name], shape, logits_file, peer, args)
     console.print(table)
     if python is None:
         console.print("no peer: $PD_PEERS is not set")
@@ -54,12 +57,12 @@ def run(args: argparse.Namespace) -> int:
     return 1 if lost else 0
 
 
-def _measure(table: Table, case: Case, shape: Shape, logits_file: Path, peer: Peer, rounds: int) -> int:
+def _measure(table: Table, case: Case, shape: Shape, logits_file: Path, peer: Peer, args: argparse.Namespace) -> int:
     """Measure one case and add its row; 1 if the peer was faster."""
     ours_s, theirs_s = [], []
-    ours = OurSampler(case, shape, logits_file)
+    ours = OurSampler(case, shape, logits_file, CLOCKS[args.clock])
     peer.prepare(case, shape, logits_file)
-    for _ in range(rounds):
+    for _ in range(args.rounds):
         ours_s.append(ours.step_s())
         if peer.is_there:
             theirs_s.append(peer.step_s())

@@ -3,6 +3,7 @@
 Knows neither sampler, and imports nothing but numpy, so that the peer's interpreter can load it too.
 """
 
+import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -39,6 +40,8 @@ class Case:
         picked = np.random.default_rng(SEED).choice(vocab_size, count, replace=False)
         return [int(token) for token in picked]
 
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 _PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1}
 _ALL = {**_PENALTIES, "temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "min_tokens": 4000, "logprobs": 5}

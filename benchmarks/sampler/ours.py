@@ -1,6 +1,6 @@
 """Our sampler under measurement."""
 
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,8 @@ from common.ids import RequestId
 class OurSampler:
     """A full batch of one case."""
 
-    def __init__(self, case: Case, shape: Shape, logits_file: Path) -> None:
+    def __init__(self, case: Case, shape: Shape, logits_file: Path, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._logits = torch.from_numpy(np.load(logits_file, mmap_mode="r")[: shape.batch_size].copy())
         self._rows = tuple(range(shape.batch_size))
         self._sampler = Sampler(shape.vocab_size, shape.batch_size, torch.device("cpu"))
@@ -28,10 +29,10 @@ class OurSampler:
     def step_s(self) -> float:
         """Seconds of sampling one token per row and taking it into the state."""
         logits = self._logits.clone()
-        start = time.perf_counter()
+        start = self._clock()
         output = self._sampler.sample(logits, self._rows)
         self._sampler.record(self._rows, output.token_ids)
-        return time.perf_counter() - start
+        return self._clock() - start
 
 
 def _row(row: int, case: Case, shape: Shape) -> AddedRow:

@@ -17,9 +17,11 @@ class Peer:
     Args:
         python: the peer's interpreter; None: there is no peer.
         threads: torch threads.
+        clock: a key of `cases.CLOCKS`.
     """
 
-    def __init__(self, python: Path | None, threads: int) -> None:
+    def __init__(self, python: Path | None, threads: int, clock: str) -> None:
+        self._clock = clock
         self._python = python
         self._threads = threads
         self._process: subprocess.Popen[str] | None = None
@@ -54,6 +56,7 @@ class Peer:
                 "shape": asdict(shape),
                 "logits_file": str(logits_file),
                 "threads": self._threads,
+                "clock": self._clock,
             }
             self._ask(json.dumps(job))
 

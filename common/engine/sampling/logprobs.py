@@ -12,6 +12,7 @@ import torch
 
 from common.engine.outputs import PositionLogprobs, TokenLogprob
 from common.engine.sampling.row_parameters import LogprobRequest
+from common.engine.sampling.top_values import highest_with_places
 
 LOGPROB_FLOOR = -9999.0
 """Stands for -inf. Source: vLLM 0.32 reports the same number over HTTP."""
@@ -31,7 +32,7 @@ def position_logprobs(
     shift = scores.logsumexp(dim=1) if normalise else torch.zeros(scores.shape[0], device=scores.device)
     chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     count = max((request.count for request in requests if request.token_ids is None), default=0)
-    top_values, top_ids = scores.topk(min(count, scores.shape[1]), dim=1)
+    top_values, top_ids = highest_with_places(scores, min(count, scores.shape[1]))
     higher = _count_above(scores, chosen, top_values)
     columns = zip(
         token_ids.tolist(),

@@ -4,7 +4,7 @@
     custom processors -> penalties -> thinking budget -> greedy rows stop here;
     temperature -> argmax-invariant custom processors -> min_p, top_k, top_p -> draw
 
-Owns: the built-in processors and that order. Does not know how a token is drawn: `common.engine.sampling.race`.
+Owns: the processors and that order, but for the last line's built-in steps: `common.engine.sampling.draw`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from common.engine.sampling.processors.min_tokens import MinTokens
 from common.engine.sampling.processors.penalties import Penalties
 from common.engine.sampling.processors.processor import LogitsProcessor, ProcessorContext
 from common.engine.sampling.processors.thinking_budget import OutputMarkers, ThinkingBudget
-from common.engine.sampling.processors.top_k_top_p import thresholds
 from common.engine.sampling.row_parameters import StepPlan
 
 
@@ -60,6 +59,12 @@ class Pipeline:
         if self._thinking:
             self._thinking.record(rows, token_ids)
 
+    def leaves_alone(self) -> bool:
+        """Whether no row of the batch has anything that changes its logits before the temperature."""
+        built_in = (self._allowed, self._bad_words, self._min_tokens, self._logit_bias, self._penalties)
+        is_thinking = self._thinking is not None and self._thinking.is_used()
+        return not (self._custom or self._invariant or is_thinking or any(each.is_used() for each in built_in))
+
     def unfinished(self, rows: LogitsRows) -> list[tuple[int, tuple[int, ...]]]:
         """(logits row, stop ids) of rows that may not stop yet (`min_tokens`)."""
         return self._min_tokens.stop_ids(rows)
@@ -71,36 +76,20 @@ class Pipeline:
         logits = self._min_tokens.apply(logits, rows)
         logits = self._logit_bias.apply(logits, rows)
         for processor in self._custom:
-            logits = processor.apply(logits, rows)
+            logits = processor.apply(logits, rows).contiguous()
         logits = self._penalties.apply(logits, rows)
         return self._thinking.apply(logits, rows) if self._thinking else logits
 
-    def weigh(
-        self, logits: torch.Tensor, rows: LogitsRows, plan: StepPlan, *, keep_logits: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Everything between greedy and the draw.
-
-        Args:
-            logits: float32 [R, vocab_size]; may be changed in place.
-            rows: whose they are.
-            plan: their parameters.
-            keep_logits: whether the returned logits must show the cuts too (processed logprobs).
+    def change_random(self, logits: torch.Tensor, rows: LogitsRows, plan: StepPlan) -> tuple[torch.Tensor, bool]:
+        """Argmax-invariant custom processors, after the temperature, which they are entitled to see.
 
         Returns:
-            processed logits and weights to draw by, both float32 [R, vocab_size]; a row's weights need not add up to 1.
+            logits float32 [R, vocab_size], and whether temperature has been applied to them.
         """
+        if not self._invariant:
+            return logits, False
         if plan.temperature is not None:
             logits = logits.div_(plan.temperature)
         for processor in self._invariant:
             logits = processor.apply(logits, rows)
-        weights = torch.softmax(logits, dim=1)
-        if plan.cuts is None:
-            return logits, weights
-        if plan.cut_rows is None:
-            lowest = thresholds(weights, plan.cuts)
-        else:
-            lowest = torch.zeros(weights.shape[0], device=weights.device)
-            lowest[plan.cut_rows] = thresholds(weights[plan.cut_rows], plan.cuts)
-        dropped = weights < lowest.unsqueeze(1)
-        weights.masked_fill_(dropped, 0.0)
-        return (logits.masked_fill_(dropped, -torch.inf) if keep_logits else logits), weights
+        return logits, True

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from common.engine.sampling.batch_state import AddedRow, IntArray
+from common.engine.sampling.draw import DrawChunk, as_index, chunks_of
 from common.engine.sampling.params import SamplingParams
 from common.engine.sampling.processors.top_k_top_p import Cuts
 from common.engine.sampling.random import Keys, mix64
@@ -33,27 +34,21 @@ class StepPlan:
         persistent: persistent row of each logits row, length R.
         host_rows: the same, int64 [R].
         index: the same, int64 [R] on the device.
-        seed_keys: `mix64` of each row's seed, uint64 [R], host.
-        greedy: bool [R] on the device; `any_greedy` and `all_greedy` say it on the host.
-        temperature: float32 [R, 1], 1.0 for greedy rows; None when all are 1.0.
-        cut_rows: logits rows with min_p, top_k or top_p, int64 on the device; None means all of them.
-        cuts: thresholds of the cut rows; None when there are none.
+        any_greedy: whether some row takes its highest logit.
+        chunks: the other rows, to be drawn.
+        temperature: float32 [R, 1] on the device, 1.0 for greedy rows; None when all are 1.0.
         logprobs: per logits row, None where nothing is asked.
-        logprob_rows: logits rows that ask, int64 on the device; None when nobody does.
+        logprob_rows: index of the logits rows that ask; None when nobody does.
     """
 
     persistent: tuple[int, ...]
     host_rows: IntArray
     index: torch.Tensor
-    seed_keys: Keys
-    greedy: torch.Tensor
     any_greedy: bool
-    all_greedy: bool
+    chunks: tuple[DrawChunk, ...]
     temperature: torch.Tensor | None
-    cut_rows: torch.Tensor | None
-    cuts: Cuts | None
     logprobs: tuple[LogprobRequest | None, ...]
-    logprob_rows: torch.Tensor | None
+    logprob_rows: slice | torch.Tensor | None
 
 
 class RowParameters:
@@ -108,23 +103,35 @@ class RowParameters:
         temperature = self._temperature[host]
         greedy = temperature == 0
         scale = np.where(greedy, np.float32(1.0), temperature)
-        top_k, top_p, min_p = self._top_k[host], self._top_p[host], self._min_p[host]
-        cut = np.flatnonzero(~greedy & ((top_k < self._vocab_size) | (top_p < 1) | (min_p > 0)))
+        is_cut = (self._top_k[host] < self._vocab_size) | (self._top_p[host] < 1) | (self._min_p[host] > 0)
+        pieces = [
+            self._chunk(piece, host, cuts=cuts)
+            for cuts, chosen in ((False, ~greedy & ~is_cut), (True, ~greedy & is_cut))
+            for piece in chunks_of(np.flatnonzero(chosen), self._vocab_size, self._device)
+        ]
         wants = tuple(self._logprobs[row] for row in rows)
         asking = [row for row, want in enumerate(wants) if want is not None]
         return StepPlan(
             persistent=tuple(rows),
             host_rows=host,
             index=self._to_device(host),
-            seed_keys=self._seed_key[host],
-            greedy=self._to_device(greedy),
             any_greedy=bool(greedy.any()),
-            all_greedy=bool(greedy.all()),
+            chunks=tuple(pieces),
             temperature=None if (scale == 1).all() else self._to_device(scale).unsqueeze(1),
-            cut_rows=None if len(cut) == len(host) else self._to_device(cut),
-            cuts=Cuts(top_k[cut], top_p[cut], min_p[cut]) if len(cut) else None,
             logprobs=wants,
-            logprob_rows=self._to_device(np.array(asking, dtype=np.int64)) if asking else None,
+            logprob_rows=as_index(np.array(asking, dtype=np.int64), self._device) if asking else None,
+        )
+
+    def _chunk(self, piece: IntArray, host: IntArray, *, cuts: bool) -> DrawChunk:
+        """Parameters of some logits rows int64 [n] of a step whose persistent rows are `host` int64 [R]."""
+        rows = host[piece]
+        temperature = self._temperature[rows]
+        return DrawChunk(
+            host_rows=piece,
+            rows=as_index(piece, self._device),
+            seed_keys=self._seed_key[rows],
+            temperature=None if (temperature == 1).all() else self._to_device(temperature).unsqueeze(1),
+            cuts=Cuts(self._top_k[rows], self._top_p[rows], self._min_p[rows]) if cuts else None,
         )
 
     def _logprob_request(self, params: SamplingParams) -> LogprobRequest | None:

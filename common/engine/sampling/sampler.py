@@ -14,13 +14,12 @@ import torch
 
 from common.engine.outputs import PositionLogprobs
 from common.engine.sampling.batch_state import AddedRow, BatchUpdate, LogitsRows
+from common.engine.sampling.draw import draw
 from common.engine.sampling.grammar_mask import allows_only, apply_bitmask
 from common.engine.sampling.logprobs import position_logprobs
 from common.engine.sampling.pipeline import Pipeline
 from common.engine.sampling.processors.processor import LogitsProcessor, ProcessorContext
 from common.engine.sampling.processors.thinking_budget import OutputMarkers
-from common.engine.sampling.race import race
-from common.engine.sampling.random import row_keys
 from common.engine.sampling.row_parameters import RowParameters, StepPlan
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
@@ -103,12 +102,11 @@ class Sampler:
         if not rows:
             return SampleOutput([], [], frozenset())
         plan = self._planned(rows)
+        logits = logits.contiguous()
         where = self._locate(plan, bitmask, masked_rows, drafts)
         if bitmask is not None and masked_rows:
             apply_bitmask(logits, bitmask, masked_rows)
-        raw = None
-        if plan.logprob_rows is not None and self._mode.startswith("raw"):
-            raw = logits[plan.logprob_rows]
+        raw = self._raw(logits, plan)
         logits = self._pipeline.change_argmax(logits, where)
         logits, token_ids, usable = self._draw(logits, where, plan)
         drawn, usable_rows = token_ids.tolist(), usable.tolist()
@@ -171,19 +169,33 @@ class Sampler:
         )
         return replace(rows, must_stop=must_stop) if must_stop else rows
 
+    def _raw(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor | None:
+        """Logits float32 [n, vocab_size] to report as they are now; a copy only where something will change them."""
+        if plan.logprob_rows is None or self._mode.startswith("processed"):
+            return None
+        rows = logits[plan.logprob_rows]
+        is_copy = isinstance(plan.logprob_rows, torch.Tensor)
+        return rows if is_copy or self._pipeline.leaves_alone() else rows.clone()
+
     def _draw(
         self, logits: torch.Tensor, rows: LogitsRows, plan: StepPlan
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Processed logits float32 [R, vocab_size], tokens int64 [R], and which rows had any, bool [R]."""
-        best, usable = _highest(logits) if plan.any_greedy else (None, None)
-        if plan.all_greedy and best is not None and usable is not None:
-            return logits, best, usable
-        keep = plan.logprob_rows is not None and self._mode.startswith("processed")
-        logits, weights = self._pipeline.weigh(logits, rows, plan, keep_logits=keep)
-        drawn, drawable = race(weights, row_keys(plan.seed_keys, rows.positions))
-        if best is None or usable is None:
-            return logits, drawn, drawable
-        return logits, torch.where(plan.greedy, best, drawn), torch.where(plan.greedy, usable, drawable)
+        num_rows = logits.shape[0]
+        if plan.any_greedy:
+            token_ids, usable = _highest(logits)
+        else:
+            token_ids = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
+            usable = torch.zeros(num_rows, dtype=torch.bool, device=logits.device)
+        if not plan.chunks:
+            return logits, token_ids, usable
+        logits, is_scaled = self._pipeline.change_random(logits, rows, plan)
+        report_processed = plan.logprob_rows is not None and self._mode.startswith("processed")
+        for chunk in plan.chunks:
+            token_ids[chunk.rows], usable[chunk.rows] = draw(
+                logits, chunk, rows.positions, is_scaled=is_scaled, report_processed=report_processed
+            )
+        return logits, token_ids, usable
 
     def _report(
         self,

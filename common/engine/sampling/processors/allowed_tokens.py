@@ -19,6 +19,10 @@ class AllowedTokens:
         self._pairs: TokenPairs | None = None
         self._rows: torch.Tensor | None = None
 
+    def is_used(self) -> bool:
+        """Whether any row of the batch asks for it."""
+        return bool(self._table)
+
     def update_state(self, update: BatchUpdate) -> None:
         """Follow the batch."""
         self._table.update(update)
@@ -29,11 +33,14 @@ class AllowedTokens:
             return logits
         if not self._table.is_current(rows) or self._pairs is None or self._rows is None:
             selected = self._table.select(rows)
-            self._pairs = flatten(selected, logits.device)
+            self._pairs = flatten(selected, logits)
             self._rows = torch.tensor([row for row, _ in selected], dtype=torch.int64, device=logits.device)
-        kept = logits[self._pairs.rows, self._pairs.tokens]
-        logits.index_fill_(0, self._rows, -math.inf)
-        logits[self._pairs.rows, self._pairs.tokens] = kept
+        kept = self._pairs.values(logits)
+        if self._rows.numel() == logits.shape[0]:
+            logits.fill_(-math.inf)
+        else:
+            logits.index_fill_(0, self._rows, -math.inf)
+        self._pairs.set(logits, kept)
         return logits
 
 

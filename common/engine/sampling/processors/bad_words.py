@@ -51,6 +51,10 @@ class BadWords:
         self._tails: IntArray = np.full((max_rows, 0), _NOTHING, dtype=np.int64)
         self._entries: _Entries | None = None
 
+    def is_used(self) -> bool:
+        """Whether any row of the batch asks for it."""
+        return bool(self._table)
+
     def update_state(self, update: BatchUpdate) -> None:
         """Follow the batch."""
         self._table.update(update)

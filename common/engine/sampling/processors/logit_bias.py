@@ -17,6 +17,10 @@ class LogitBias:
         self._pairs: TokenPairs | None = None
         self._values = torch.empty(0)
 
+    def is_used(self) -> bool:
+        """Whether any row of the batch asks for it."""
+        return bool(self._table)
+
     def update_state(self, update: BatchUpdate) -> None:
         """Follow the batch."""
         self._table.update(update)
@@ -27,10 +31,10 @@ class LogitBias:
             return logits
         if not self._table.is_current(rows) or self._pairs is None:
             selected = self._table.select(rows)
-            self._pairs = flatten([(row, [token for token, _ in biases]) for row, biases in selected], logits.device)
+            self._pairs = flatten([(row, [token for token, _ in biases]) for row, biases in selected], logits)
             flat = [bias for _, biases in selected for _, bias in biases]
             self._values = torch.tensor(flat, dtype=torch.float32, device=logits.device)
-        logits.index_put_((self._pairs.rows, self._pairs.tokens), self._values, accumulate=True)
+        self._pairs.add(logits, self._values)
         return logits
 
 

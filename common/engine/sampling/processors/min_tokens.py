@@ -4,8 +4,6 @@ Owns: which stop ids each row masks, and until when. Where a grammar allows noth
 masking it too would leave no token at all. Source: vLLM 0.32 `MinTokensLogitsProcessor`; the grammar rule is ours.
 """
 
-import math
-
 import numpy as np
 import torch
 
@@ -28,6 +26,10 @@ class MinTokens:
             return []
         return [(row, stops) for row, (minimum, stops) in self._table.select(rows) if rows.positions[row] < minimum]
 
+    def is_used(self) -> bool:
+        """Whether any row of the batch asks for it."""
+        return bool(self._table)
+
     def update_state(self, update: BatchUpdate) -> None:
         """Follow the batch."""
         self._table.update(update)
@@ -40,16 +42,16 @@ class MinTokens:
         if self._pairs is None or self._pairs_of is not rows.persistent:
             self._pairs_of = rows.persistent
             selected = self._table.select(rows)
-            self._pairs = flatten([(row, stops) for row, (_, stops) in selected], logits.device)
+            self._pairs = flatten([(row, stops) for row, (_, stops) in selected], logits)
             self._minimum = np.repeat(
                 np.array([minimum for _, (minimum, _) in selected], dtype=np.int64),
                 np.array([len(stops) for _, (_, stops) in selected], dtype=np.int64),
             )
-        active = rows.positions[self._pairs.host_rows] < self._minimum
+        active = rows.positions[self._pairs.rows] < self._minimum
         if rows.must_stop:
-            active &= ~np.isin(self._pairs.host_rows, list(rows.must_stop))
+            active &= ~np.isin(self._pairs.rows, list(rows.must_stop))
         if active.any():
-            self._pairs.where(active).fill(logits, -math.inf)
+            self._pairs.where(active).forbid(logits)
         return logits
 
 

@@ -29,6 +29,10 @@ class Penalties:
         self._strengths = torch.empty(0)
         self._persistent: tuple[int, ...] = ()
 
+    def is_used(self) -> bool:
+        """Whether any row of the batch asks for it."""
+        return bool(self._table)
+
     def update_state(self, update: BatchUpdate) -> None:
         """Follow the batch; an added row's whole prompt and output are counted once, here."""
         self._table.update(update)

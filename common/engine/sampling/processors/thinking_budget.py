@@ -77,6 +77,10 @@ class ThinkingBudget:
         self._marker_tokens = {*markers.think_start, *markers.think_end, *markers.tool_start, *markers.tool_end}
         self._all = _Progress.empty(max_rows, markers.longest)
 
+    def is_used(self) -> bool:
+        """Whether any row of the batch asks for it."""
+        return bool((self._all.budget != _NO_BUDGET).any())
+
     def update_state(self, update: BatchUpdate) -> None:
         """Follow the batch; an added row's prompt and output are replayed once, here."""
         for row in update.removed:

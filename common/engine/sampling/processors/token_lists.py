@@ -3,6 +3,7 @@
 Owns: the cached (logits row, token id) pairs several built-in processors work on. Does not know what they do with them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,30 +13,45 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class TokenPairs:
-    """Pairs (logits row, token id): `rows` and `tokens` int64 [N] on the logits' device; `host_rows` int64 [N]."""
+    """Pairs (logits row, token id) as places in the flattened logits.
 
-    rows: torch.Tensor
-    tokens: torch.Tensor
-    host_rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+    Attributes:
+        places: int64 [N], `row * vocab_size + token`, on the logits' device.
+        rows: int64 [N], host.
+    """
+
+    places: torch.Tensor
+    rows: np.ndarray[tuple[int], np.dtype[np.int64]]
 
     def where(self, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> "TokenPairs":
         """The pairs whose `keep` (bool [N]) is set."""
         if keep.all():
             return self
-        chosen = torch.from_numpy(np.flatnonzero(keep)).to(self.rows.device)
-        return TokenPairs(self.rows[chosen], self.tokens[chosen], self.host_rows[keep])
+        chosen = torch.from_numpy(np.flatnonzero(keep)).to(self.places.device)
+        return TokenPairs(self.places[chosen], self.rows[keep])
 
-    def fill(self, logits: torch.Tensor, value: float) -> None:
-        """Set every pair of `logits` float32 [R, vocab_size] to `value`, in place."""
-        if self.host_rows.size:
-            logits.index_put_((self.rows, self.tokens), torch.tensor(value, device=logits.device))
+    def values(self, logits: torch.Tensor) -> torch.Tensor:
+        """Float32 [N] of contiguous `logits` [R, vocab_size]."""
+        return logits.view(-1)[self.places]
+
+    def set(self, logits: torch.Tensor, values: torch.Tensor) -> None:
+        """Write float32 [N] into contiguous `logits`, in place."""
+        logits.view(-1).index_copy_(0, self.places, values)
+
+    def add(self, logits: torch.Tensor, values: torch.Tensor) -> None:
+        """Add float32 [N] to contiguous `logits`, in place."""
+        logits.view(-1).index_add_(0, self.places, values)
+
+    def forbid(self, logits: torch.Tensor) -> None:
+        """Mask the pairs in contiguous `logits`, in place."""
+        logits.view(-1).index_fill_(0, self.places, -math.inf)
 
 
-def flatten(lists: Sequence[tuple[int, Sequence[int]]], device: torch.device) -> TokenPairs:
-    """Pairs of all (logits row, token ids) entries."""
-    host_rows = np.repeat(
+def flatten(lists: Sequence[tuple[int, Sequence[int]]], logits: torch.Tensor) -> TokenPairs:
+    """Pairs of all (logits row, token ids) entries, for logits of this shape and device."""
+    rows = np.repeat(
         np.array([row for row, _ in lists], dtype=np.int64),
         np.array([len(ids) for _, ids in lists], dtype=np.int64),
     )
-    tokens = np.fromiter((token for _, ids in lists for token in ids), dtype=np.int64, count=host_rows.size)
-    return TokenPairs(torch.from_numpy(host_rows).to(device), torch.from_numpy(tokens).to(device), host_rows)
+    tokens = np.fromiter((token for _, ids in lists for token in ids), dtype=np.int64, count=rows.size)
+    return TokenPairs(torch.from_numpy(rows * logits.shape[1] + tokens).to(logits.device), rows)

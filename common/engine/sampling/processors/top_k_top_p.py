@@ -5,8 +5,8 @@ depend on the order of token ids, and all of them together are the highest of th
     min_p   probability >= min_p * the highest probability
     top_k   probability >= the k-th highest probability
     top_p   mass of strictly likelier tokens < top_p of the mass that min_p and top_k left
-Selection is partial where that is enough: numpy's vectorised partition on CPU, a sort of the short head, and a full
-sort only for rows whose nucleus is longer. Source: Holtzman et al. 2020 (top_p), Nguyen et al. 2024 (min_p).
+Heads of growing length are sorted until the nucleus of a row is inside; only the last resort is a full sort. Source:
+Holtzman et al. 2020 (top_p), Nguyen et al. 2024 (min_p).
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_HEAD = 1024
-"""Highest probabilities sorted first when looking for a nucleus."""
-FloatArray = npt.NDArray[np.float32]
+from common.engine.sampling.top_values import highest
+
+_HEADS = (128, 1024)
+"""Highest probabilities sorted first, then next, when looking for a nucleus."""
+_LOWEST = 2.0**-60
+"""A threshold below this is taken as this: such a token comes once in 10^18."""
+_BELOW_ONE = 1.0 - 2.0**-24
+"""The largest float32 below 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +58,22 @@ def _moved(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(values).to(like.device)
 
 
+def keep(probabilities: torch.Tensor, lowest: torch.Tensor) -> torch.Tensor:
+    """Weights that are 0 below `lowest` float32 [n] and proportional to float32 [n, vocab_size] elsewhere, in place.
+
+    Scaled by the threshold first, so that all rows share the threshold 1 and one vectorised pass applies it. Division
+    rounds correctly: no value below the threshold becomes 1.
+    """
+    scaled = probabilities.div_(lowest.clamp(min=_LOWEST).unsqueeze(1))
+    return torch.threshold_(scaled, _BELOW_ONE, 0.0)
+
+
 def _kth_highest(probabilities: torch.Tensor, k: npt.NDArray[np.int64]) -> torch.Tensor:
     """The k-th highest value of each row, float32 [n]; 0 where k is the vocabulary size."""
-    vocab_size = probabilities.shape[1]
-    active = k < vocab_size
-    if probabilities.device.type == "cpu":
-        places = vocab_size - k
-        part = np.partition(probabilities.numpy(), np.unique(places[active]), axis=1)
-        values = torch.from_numpy(part[np.arange(len(k)), places])
-    else:
-        head = probabilities.topk(int(k[active].max()), dim=1).values
-        place = _moved(np.where(active, k - 1, 0), probabilities).unsqueeze(1)
-        values = head.gather(1, place).squeeze(1)
-    return values.masked_fill(_moved(~active, probabilities), 0.0)
+    active = k < probabilities.shape[1]
+    head = highest(probabilities, int(k[active].max()))
+    place = _moved(np.where(active, k - 1, 0), probabilities).unsqueeze(1)
+    return head.gather(1, place).squeeze(1).masked_fill_(_moved(~active, probabilities), 0.0)
 
 
 def _nucleus_edge(probabilities: torch.Tensor, lowest: torch.Tensor, top_p: npt.NDArray[np.float64]) -> torch.Tensor:
@@ -77,26 +85,19 @@ def _nucleus_edge(probabilities: torch.Tensor, lowest: torch.Tensor, top_p: npt.
         top_p: float64 [n].
     """
     vocab_size = probabilities.shape[1]
-    share = _moved(top_p, probabilities)
+    edges = torch.zeros_like(lowest)
+    open_rows = np.flatnonzero(top_p < 1)
     whole = probabilities.sum(dim=1).to(torch.float64)
-    head = _highest(probabilities, min(_HEAD, vocab_size))
-    edges, is_found = _edges(head, lowest, share, whole)
-    off = share >= 1
-    longer = torch.nonzero(~(is_found | off)).squeeze(1)
-    if longer.numel() and head.shape[1] < vocab_size:
-        every = _highest(probabilities[longer], vocab_size)
-        edges[longer], _ = _edges(every, lowest[longer], share[longer], whole[longer])
-    return edges.masked_fill_(off, 0.0)
-
-
-def _highest(probabilities: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` highest of each row float32 [n, vocab_size], in descending order, [n, count]."""
-    if probabilities.device.type != "cpu":
-        return probabilities.topk(count, dim=1).values
-    values: FloatArray = probabilities.numpy()
-    if count < values.shape[1]:
-        values = np.partition(values, values.shape[1] - count, axis=1)[:, values.shape[1] - count :]
-    return torch.from_numpy(np.sort(values, axis=1)[:, ::-1].copy())
+    for length in (*(head for head in _HEADS if head < vocab_size), vocab_size):
+        rows = _moved(open_rows, probabilities)
+        of_rows = probabilities if len(open_rows) == len(top_p) else probabilities[rows]
+        share = _moved(top_p[open_rows], probabilities)
+        found, is_inside = _edges(highest(of_rows, length), lowest[rows], share, whole[rows])
+        edges[rows] = found
+        open_rows = open_rows[~is_inside.cpu().numpy()]
+        if not open_rows.size:
+            break
+    return edges
 
 
 def _edges(
