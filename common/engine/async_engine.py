@@ -31,8 +31,8 @@ log = structlog.get_logger(__name__)
 PayloadT = TypeVar("PayloadT")
 
 SWITCH_INTERVAL_S = 0.0005
-"""Longest time a thread keeps the interpreter while another wants it. Python's 5 ms would be added, several times over,
-to every hop between the step loop and the event loop, which is felt in TTFT; 0.5 ms costs no measurable throughput."""
+"""How long a thread that runs Python code may keep another from starting. With Python's 5 ms, each hop between the step
+loop and the event loop could wait that long behind a busy neighbour, several times on the way to a first token."""
 
 MIN_RETRY_AFTER_S = 1.0
 QUEUE_TIME_WEIGHT = 0.2
