@@ -23,7 +23,6 @@ from common.engine.structured_output.planner import Attempt, plan
 from common.engine.structured_output.probe import CompileProbe
 from common.engine.structured_output.probe_wire import ProbeVerdict
 from common.engine.structured_output.request_matcher import RequestMatcher
-from common.engine.structured_output.risk import needs_probe
 from common.engine.structured_output.ticket import Ticket
 from common.engine.structured_output.vocabulary import read_vocabulary
 from common.engine.tokenizer import Tokenizer
@@ -197,7 +196,7 @@ class LocalGrammarService:
     ) -> None:
         """Make `attempts` in order until one compiles; `error` is the reason of the one before."""
         for index, attempt in enumerate(attempts):
-            if not (is_probed and index == 0) and needs_probe(attempt.backend, attempt.constraint):
+            if attempt.needs_probe and not (is_probed and index == 0):
                 self._probe_threads.submit(self._run_probed, ticket, attempts[index:], error)
                 return
             started_s = self._clock.now_s()

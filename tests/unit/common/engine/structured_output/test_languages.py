@@ -6,7 +6,7 @@ import pytest
 
 from common.engine.structured_output.service import LocalGrammarService
 from common.wire.constraint import Constraint, ConstraintKind
-from tests.support.grammars import accepts, schema
+from tests.support.grammars import accepts, schema, settle
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,82 @@ def test_an_ebnf_grammar_and_a_lark_grammar_say_the_same(service: LocalGrammarSe
         assert accepts(service, lark, text) is expected, text
 
 
-def test_a_structural_tag_constrains_what_is_between_its_marks(service: LocalGrammarService) -> None:
-    tag = {
-        "type": "structural_tag",
-        "format": {
-            "type": "triggered_tags",
-            "triggers": ["<call>"],
-            "tags": [{"begin": "<call>", "content": {"type": "regex", "pattern": "[0-9]+"}, "end": "</call>"}],
-        },
-    }
+ARGUMENTS = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+TAGS = {
+    "type": "structural_tag",
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<f="],
+        "tags": [
+            {"begin": "<f=a>", "content": {"type": "json_schema", "json_schema": ARGUMENTS}, "end": "</f>"},
+            {"begin": "<f=b>", "content": {"type": "json_schema", "json_schema": {"type": "boolean"}}, "end": "</f>"},
+        ],
+    },
+}
+OLDER_TAGS = {
+    "type": "structural_tag",
+    "triggers": ["<f="],
+    "structures": [
+        {"begin": "<f=a>", "schema": ARGUMENTS, "end": "</f>"},
+        {"begin": "<f=b>", "schema": '{"type":"boolean"}', "end": "</f>"},
+    ],
+}
+
+
+@pytest.mark.parametrize("tag", [TAGS, OLDER_TAGS])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain text, even < and <f", True),
+        ('so: <f=a>{"x": 1}</f> and <f=b>true</f>, done', True),
+        ('<f=a>{"x":1}</f><f=a>{"x":2}</f>', True),
+        ("", True),
+        ('<f=a>{"x":"1"}</f>', False),
+        ("<f=b>1</f>", False),
+        ("<f=c>", False),
+        ('<f=a>{"x":1}', False),
+        ('<f=a>{"x":1,"x":2}</f>', False),
+        ('<f=a>{"x":' + " " * 40 + "1}</f>", False),
+    ],
+)
+def test_structural_tags_leave_text_free_and_bind_what_follows_a_trigger(
+    service: LocalGrammarService, tag: dict[str, object], text: str, expected: bool
+) -> None:
     constraint = Constraint(kind=ConstraintKind.STRUCTURAL_TAG, value=json.dumps(tag))
-    assert accepts(service, constraint, "free text <call>12</call> and more")
-    assert not accepts(service, constraint, "free text <call>ab</call>")
+    assert accepts(service, constraint, text) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("free <call>12</call> and more", True),
+        ("free <call>ab</call>", False),
+        ('free <json>{"x":1}</json>', True),
+        ('free <json>{"x":' + " " * 40 + "1}</json>", False),
+    ],
+)
+def test_a_form_of_tag_that_only_xgrammar_has(service: LocalGrammarService, text: str, expected: bool) -> None:
+    tags = [
+        {"begin": "<call>", "content": {"type": "regex", "pattern": "[0-9]+"}, "end": "</call>"},
+        {"begin": "<json>", "content": {"type": "json_schema", "json_schema": ARGUMENTS}, "end": "</json>"},
+    ]
+    form = {"type": "triggered_tags", "triggers": ["<call>", "<json>"], "tags": tags}
+    value = json.dumps({"type": "structural_tag", "format": form})
+    constraint = Constraint(kind=ConstraintKind.STRUCTURAL_TAG, value=value)
+    assert settle(service.compile(constraint)).backend == "xgrammar"
+    assert accepts(service, constraint, text) is expected
+
+
+def test_a_schema_inside_a_tag_is_kept_exactly_or_refused(service: LocalGrammarService) -> None:
+    content = {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}
+    for form in (
+        {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"},
+        {"type": "triggered_tags", "triggers": ["<a>"], "tags": [{"begin": "<a>", "content": content, "end": "</a>"}]},
+    ):
+        value = json.dumps({"type": "structural_tag", "format": form})
+        ticket = settle(service.compile(Constraint(kind=ConstraintKind.STRUCTURAL_TAG, value=value)))
+        assert ticket.error is not None
+        assert "uniqueItems" in ticket.error.message
 
 
 def test_a_key_spelled_with_escapes_does_not_slip_past_its_property(service: LocalGrammarService) -> None:
