@@ -76,33 +76,42 @@ struct AttentionScratch {
   Buffer q, scores, keys, values, segment, total;
 };
 
-// Rows [0, rows) of a [rows, K] times a panel-packed float matrix of `panels` panels, added to c (row stride ldc).
+// c[MR][NR] += a[MR][k_end] times one float panel. Meanwhile asks for what comes next: 2 lines of row `k >> shift`.
 template <int MR>
-static void add_product(const float* a, int64_t lda, int64_t k_end, const float* panel, int64_t panels, float* c,
-                        int64_t ldc) {
-  for (int64_t p = 0; p < panels; p++) {
-    const char* data = (const char*)(panel + p * k_end * NR);
-    Tile<MR, 1> acc;
-    for (int i = 0; i < MR; i++)
-      for (int half = 0; half < 2; half++) acc[i][half] = load(c + i * ldc + p * NR + half * VL);
-    multiply<F32, MR, 1>(a, lda, &data, k_end, acc);
-    for (int i = 0; i < MR; i++)
-      for (int half = 0; half < 2; half++) store(c + i * ldc + p * NR + half * VL, acc[i][half]);
+static void add_product(const float* a, int64_t lda, int64_t k_end, const float* panel, float* c, int64_t ldc,
+                        const char* const* next, int shift, int64_t offset) {
+  Tile<MR, 1> acc;
+  for (int i = 0; i < MR; i++)
+    for (int half = 0; half < 2; half++) acc[i][half] = load(c + i * ldc + half * VL);
+  for (int64_t k = 0; k < k_end; k++) {
+    const char* ahead = next[k >> shift] + offset + (k & ((1 << shift) - 1)) * 128;
+    __builtin_prefetch(ahead);
+    __builtin_prefetch(ahead + 64);
+    const vf left = load(panel + k * NR), right = load(panel + k * NR + VL);
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; i++) {
+      const vf x = splat(a[i * lda + k]);
+      acc[i][0] += x * left;
+      acc[i][1] += x * right;
+    }
   }
+  for (int i = 0; i < MR; i++)
+    for (int half = 0; half < 2; half++) store(c + i * ldc + half * VL, acc[i][half]);
 }
 
-using ProductFunction = void (*)(const float*, int64_t, int64_t, const float*, int64_t, float*, int64_t);
+using ProductFunction = void (*)(const float*, int64_t, int64_t, const float*, float*, int64_t, const char* const*, int,
+                                 int64_t);
 template <int... I>
 constexpr std::array<ProductFunction, sizeof...(I)> products_of(std::integer_sequence<int, I...>) {
   return {&add_product<I + 1>...};
 }
 
-static inline void add_product_rows(int rows, const float* a, int64_t lda, int64_t k_end, const float* panel,
-                                    int64_t panels, float* c, int64_t ldc) {
+static inline void add_product_rows(int rows, const float* a, int64_t lda, int64_t k_end, const float* panel, float* c,
+                                    int64_t ldc, const char* const* next, int shift, int64_t offset) {
   static constexpr auto table = products_of(std::make_integer_sequence<int, MAX_ROWS>{});
   for (int at = 0, tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, t = 0; t < tiles; t++) {
-    int end = rows * (t + 1) / tiles;
-    table[end - at - 1](a + at * lda, lda, k_end, panel, panels, c + at * ldc, ldc);
+    const int end = rows * (t + 1) / tiles;
+    table[end - at - 1](a + at * lda, lda, k_end, panel, c + at * ldc, ldc, next, shift, offset);
     at = end;
   }
 }
@@ -114,47 +123,54 @@ static inline const float* widened(const char* row, bool is_bf16, int dim, float
   return space;
 }
 
-static inline const char* key_of(const AttentionArgs& args, const int32_t* table, int kv_head, uint32_t position) {
+// Where K of the TILE tokens from `begin` on lies for one head; null from num_keys on.
+static inline void locate(const AttentionArgs& args, const AttentionTask& task, int kv_head, int begin,
+                          const char** keys) {
   const uint32_t block_size = uint32_t(args.cache.block_size);
-  return args.cache.at(args.layer, table[position / block_size], position % block_size, kv_head);
-}
-
-// Asks for K and V of a token well before they are used: a head's rows are too far apart for the hardware to guess.
-static inline void prefetch_token(const AttentionArgs& args, const int32_t* table, int kv_head, uint32_t position) {
-  const char* at = key_of(args, table, kv_head, position);
-  for (int64_t line = 0; line < args.cache.head_dim * args.cache.element_bytes(); line += 64) {
-    __builtin_prefetch(at + line);
-    __builtin_prefetch(at + args.cache.value_offset() + line);
+  const int32_t* table = args.block_tables + task.seq * args.max_blocks;
+  const int64_t stride = args.cache.token_stride() * args.cache.element_bytes();
+  uint32_t block = uint32_t(begin) / block_size, offset = uint32_t(begin) % block_size;
+  const char* at = nullptr;
+  for (int t = 0; t < TILE; t++, at += stride) {
+    if (begin + t >= task.num_keys()) {
+      keys[t] = nullptr;
+      continue;
+    }
+    if (t == 0 || offset == block_size) {
+      if (t) block++, offset = 0;
+      at = args.cache.at(args.layer, table[block], offset, kv_head);
+    }
+    offset++;
+    keys[t] = at;
   }
 }
 
-// Copies one tile of K (transposed, panels of NR tokens) and V (panels of NR dims) into the scratch; absent tokens are 0.
-static inline void load_tile(const AttentionArgs& args, const int32_t* table, int kv_head, int begin, int num_keys,
-                             int64_t wide, AttentionScratch& s) {
+// Copies one tile of K (transposed, panels of NR tokens) and V (panels of NR dims) into the scratch; absent tokens: 0.
+static inline void load_tile(const Cache& cache, const char* const* keys, int64_t wide, AttentionScratch& s) {
   static const float zeros[MAX_HEAD_DIM] = {};
-  const Cache& cache = args.cache;
   const int dim = cache.head_dim, whole = dim / 8 * 8;
   float space[16][MAX_HEAD_DIM];
   for (int first = 0; first < TILE; first += 8) {
     const float *k[8], *v[8];
     for (int i = 0; i < 8; i++) {
-      k[i] = v[i] = zeros;
-      const int position = begin + first + i;
-      if (position + TILE < num_keys) prefetch_token(args, table, kv_head, position + TILE);
-      if (position >= num_keys) continue;
-      const char* at = key_of(args, table, kv_head, position);
-      k[i] = widened(at, cache.is_bf16, dim, space[i]);
-      v[i] = widened(at + cache.value_offset(), cache.is_bf16, dim, space[8 + i]);
+      const char* at = keys[first + i];
+      k[i] = at ? widened(at, cache.is_bf16, dim, space[i]) : zeros;
+      v[i] = at ? widened(at + cache.value_offset(), cache.is_bf16, dim, space[8 + i]) : zeros;
     }
     float* key = s.keys.data() + first / NR * (int64_t(dim) * NR) + first % NR;
     for (int d = 0; d < whole; d += 8) transpose8(k, d, key + int64_t(d) * NR, NR);
     for (int d = whole; d < dim; d++)
       for (int i = 0; i < 8; i++) key[int64_t(d) * NR + i] = k[i][d];
-    for (int i = 0; i < 8; i++) {
-      float* value = s.values.data() + (first + i) * NR;
-      int d = 0;
-      for (; d + VL <= dim; d += VL) store(value + d / NR * (TILE * NR) + d % NR, load(v[i] + d));
-      for (; d < wide; d++) value[d / NR * (TILE * NR) + d % NR] = d < dim ? v[i][d] : 0.0f;
+    for (int d = 0; d < wide; d += NR) {
+      float* value = s.values.data() + d * TILE + first * NR;
+      for (int i = 0; i < 8; i++) {
+        if (d + NR <= dim) {
+          store(value + i * NR, load(v[i] + d));
+          store(value + i * NR + VL, load(v[i] + d + VL));
+        } else {
+          for (int e = 0; e < NR; e++) value[i * NR + e] = d + e < dim ? v[i][d + e] : 0.0f;
+        }
+      }
     }
   }
 }
@@ -211,22 +227,27 @@ static inline void write_result(const AttentionArgs& args, const AttentionTask& 
     }
 }
 
-// One tile of keys for one KV head: rows [row, row + num_queries * group) of the state.
+// One tile of keys for one KV head: rows [row, row + num_queries * group) of the state. next: the tile after this one.
 static inline void attend_tile(const AttentionArgs& args, const AttentionTask& task, int head, int begin,
-                               AttentionScratch& s, const SoftmaxState& state) {
+                               const char* const* keys, const char* const* next, AttentionScratch& s,
+                               const SoftmaxState& state) {
   const int dim = args.cache.head_dim, group = args.group, rows = task.num_queries * group;
   const int64_t row = int64_t(head - task.first_head) * rows;
   float* scores = s.scores.data();
-  load_tile(args, args.block_tables + task.seq * args.max_blocks, head, begin, task.num_keys(), state.dim, s);
+  load_tile(args.cache, keys, state.dim, s);
   std::memset(scores, 0, size_t(rows) * TILE * sizeof(float));
+  int shift = 0;  // dim >> shift rows of 2 << shift cache lines
+  while ((dim - 1) >> shift >= TILE) shift++;
   for (int half = 0; half < TILE / NR; half++)
-    add_product_rows(rows, s.q.data() + row * dim, dim, dim, s.keys.data() + int64_t(half) * dim * NR, 1,
-                     scores + half * NR, TILE);
+    add_product_rows(rows, s.q.data() + row * dim, dim, dim, s.keys.data() + int64_t(half) * dim * NR,
+                     scores + half * NR, TILE, next, shift, 0);
   for (int r = 0; r < rows; r++) {
     const int end = task.first_position + r / group + 1 - begin;
     softmax_row(scores + r * TILE, args.window ? end - args.window : 0, end, state, row + r);
   }
-  add_product_rows(rows, scores, TILE, TILE, s.values.data(), state.dim / NR, state.out + row * state.dim, state.dim);
+  for (int64_t d = 0; d < state.dim; d += NR)
+    add_product_rows(rows, scores, TILE, TILE, s.values.data() + d * TILE, state.out + row * state.dim + d, state.dim,
+                     next, 0, args.cache.value_offset() + d * args.cache.element_bytes());
 }
 
 static inline int64_t padded(int head_dim) { return (head_dim + NR - 1) / NR * NR; }
@@ -247,11 +268,22 @@ static inline void attend(const AttentionArgs& args, const AttentionTask& task, 
   const bool is_partial = task.partial >= 0;
   const SoftmaxState segment(is_partial ? partials + task.partial * partial_floats : s.segment.data(), rows, wide);
   if (!is_partial) total.clear(rows);
+  const char* keys[2][TILE];
+  int unit = 0;  // tile and head in turn; keys[unit % 2] are located
   const int oldest = args.window ? std::max(0, task.first_position + 1 - args.window) / TILE * TILE : 0;
   for (int first = task.first_key; first < task.end_key; first += SEGMENT) {
     segment.clear(rows);
-    for (int begin = std::max(first, oldest); begin < std::min(first + SEGMENT, task.end_key); begin += TILE)
-      for (int head = task.first_head; head < task.end_head; head++) attend_tile(args, task, head, begin, s, segment);
+    const int end = std::min(first + SEGMENT, task.end_key);
+    for (int begin = std::max(first, oldest); begin < end; begin += TILE)
+      for (int head = task.first_head; head < task.end_head; head++, unit++) {
+        if (unit == 0) locate(args, task, head, begin, keys[0]);
+        const char** now = keys[unit % 2];
+        const char** next = keys[(unit + 1) % 2];
+        const bool same_tile = head + 1 < task.end_head;
+        if (same_tile || begin + TILE < task.end_key)
+          locate(args, task, same_tile ? head + 1 : task.first_head, same_tile ? begin : begin + TILE, next);
+        attend_tile(args, task, head, begin, now, same_tile || begin + TILE < task.end_key ? next : now, s, segment);
+      }
     if (!is_partial)
       for (int r = 0; r < rows; r++) total.merge(r, segment);
   }

@@ -31,7 +31,8 @@ class Decoder {
   Decoder(const DecoderConfig& config, const LayerWeights* layers, const Packed& embedding, const Packed& head,
           const float* final_norm, const float* cos, const float* sin, int num_threads)
       : config_(config), layers_(layers, layers + config.num_layers), embedding_(embedding), head_(head),
-        final_norm_(final_norm), cos_(cos), sin_(sin), pool_(num_threads), gemm_(pool_.size()), attention_(pool_.size()) {}
+        final_norm_(final_norm), cos_(cos), sin_(sin), pool_(num_threads), gemm_(pool_.size()),
+        attention_(pool_.size()) {}
 
   Fault forward(const Step& step, const Cache& cache, float* logits) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -52,8 +53,7 @@ class Decoder {
     const int last = config_.num_layers - 1;
     project_attention(last, step.num_logits);
     feed_forward(last, step.num_logits);
-    for_rows(step.num_logits,
-             [&](int64_t row) { rms_norm(hidden(row), final_norm_, config_.hidden, config_.norm_eps, normed(row)); });
+    norm_rows(step.num_logits, final_norm_);
     gemm(pool_, gemm_, head_, normed_.data(), ldx(), step.num_logits, {logits, config_.vocab, Out::STORE});
     return Fault::NONE;
   }
@@ -113,15 +113,18 @@ class Decoder {
     });
   }
 
+  void norm_rows(int64_t rows, const float* weight) {
+    for_rows(rows, [&](int64_t row) { rms_norm(hidden(row), weight, config_.hidden, config_.norm_eps, normed(row)); });
+  }
+
   void attention_block(int layer, const Step& step, const Cache& cache, bool only_cache) {
     const LayerWeights& w = layers_[layer];
-    for_rows(step.num_tokens,
-             [&](int64_t row) { rms_norm(hidden(row), w.attention_norm, config_.hidden, config_.norm_eps, normed(row)); });
+    norm_rows(step.num_tokens, w.attention_norm);
     gemm(pool_, gemm_, w.qkv, normed_.data(), ldx(), step.num_tokens, {qkv_.data(), ldqkv(), Out::STORE});
     for_rows(step.num_tokens, [&](int64_t row) { place(layer, step, cache, row); });
     if (only_cache) return;
-    const AttentionArgs args{cache, layer, config_.num_heads / config_.num_kv_heads, config_.window,
-                             qkv_.data(), ldqkv(), attended_.data(), ldo(),
+    const int group = config_.num_heads / config_.num_kv_heads;
+    const AttentionArgs args{cache, layer, group, config_.window, qkv_.data(), ldqkv(), attended_.data(), ldo(),
                              step.block_tables, step.max_blocks, config_.attention_scale};
     plan_.run(pool_, args, attention_);
     if (layer + 1 < config_.num_layers) project_attention(layer, step.num_tokens);
@@ -153,7 +156,7 @@ class Decoder {
 
   void feed_forward(int layer, int64_t rows) {
     const LayerWeights& w = layers_[layer];
-    for_rows(rows, [&](int64_t row) { rms_norm(hidden(row), w.mlp_norm, config_.hidden, config_.norm_eps, normed(row)); });
+    norm_rows(rows, w.mlp_norm);
     gemm(pool_, gemm_, w.gate_up, normed_.data(), ldx(), rows, {activated_.data(), lda(), Out::SILU});
     gemm(pool_, gemm_, w.down, activated_.data(), lda(), rows, {hidden_.data(), ldx(), Out::ADD});
   }

@@ -26,14 +26,14 @@ static inline __attribute__((always_inline)) void stream(const char* const* pane
   vf w[NP * 2];
   if constexpr (FORMAT == F32 || FORMAT == BF16) {
     constexpr int64_t step = group / GROUP;
-    constexpr int64_t ahead = PREFETCH_BYTES;
     for (int64_t k = 0; k < k_end; k++) {
 #pragma GCC unroll 4
       for (int p = 0; p < NP; p++) {
         const char* at = panels[p] + k * step;
-        for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(at + ahead + line);
+        for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(at + PREFETCH_BYTES + line);
         for (int half = 0; half < 2; half++)
-          w[p * 2 + half] = FORMAT == F32 ? load((const float*)at + half * VL) : load_bf16((const uint16_t*)at + half * VL);
+          w[p * 2 + half] =
+              FORMAT == F32 ? load((const float*)at + half * VL) : load_bf16((const uint16_t*)at + half * VL);
       }
       body(k, w);
     }
@@ -152,17 +152,12 @@ template <int FORMAT>
 static TileFunction tile_function(int rows, int panels) {
   using Rows = std::make_integer_sequence<int, MAX_ROWS>;
   static constexpr std::array<TileFunction, MAX_ROWS> table[4] = {
-      tiles_of<FORMAT, 1>(Rows{}), tiles_of<FORMAT, 2>(Rows{}), tiles_of<FORMAT, 3>(Rows{}), tiles_of<FORMAT, 4>(Rows{})};
+      tiles_of<FORMAT, 1>(Rows{}), tiles_of<FORMAT, 2>(Rows{}), tiles_of<FORMAT, 3>(Rows{}),
+      tiles_of<FORMAT, 4>(Rows{})};
   return table[panels - 1][rows - 1];
 }
 
-#ifndef ABLOCK
-#define ABLOCK (1<<18)
-#endif
-#ifndef KB
-#define KB 192
-#endif
-constexpr int64_t K_BLOCK = KB;  // k values of a panel that stay in the L1 cache while a block of rows passes by
+constexpr int64_t K_BLOCK = 192;  // k values of a panel that stay in the L1 cache while a block of rows passes by
 
 // Eight rows of eight floats -> eight columns.
 static inline void transpose8(const float* const* in, int64_t offset, float* out, int64_t out_stride) {
@@ -201,10 +196,11 @@ static inline void interleave_rows(const float* a, int64_t lda, int rows, int64_
     for (int64_t k = 0; k < k_end; k++) out[k * rows + first] = a[first * lda + k];
 }
 
-// acc[MR][2] (kept in `sums` between blocks of k) += interleaved rows times one block of a float panel.
+// acc[MR][2] (kept in `sums` between blocks of k) += interleaved rows times one block of a float panel. Meanwhile asks
+// for the rows and the weights that come next.
 template <int MR>
-static void block_tile(const float* a, const float* panel, int64_t k_end, float* sums, bool is_first, const float* next_a,
-                       const char* next_b) {
+static void block_tile(const float* a, const float* panel, int64_t k_end, float* sums, bool is_first,
+                       const float* next_a, const char* next_b) {
   Tile<MR, 1> acc = {};
   if (!is_first)
     for (int i = 0; i < MR; i++)
@@ -243,8 +239,8 @@ static inline int64_t tile_begin(int64_t rows, int64_t t, int64_t n) { return ro
 
 // Tiles [first, last) of the interleaved rows times one panel.
 template <int FORMAT>
-static void panel_times_tiles(const Packed& w, int64_t panel, const float* a, int64_t m, int64_t num_tiles, int64_t first,
-                              int64_t last, float* unpacked, float* sums, const Target& out) {
+static void panel_times_tiles(const Packed& w, int64_t panel, const float* a, int64_t m, int64_t num_tiles,
+                              int64_t first, int64_t last, float* unpacked, float* sums, const Target& out) {
   static constexpr auto table = block_tiles(std::make_integer_sequence<int, MAX_ROWS>{});
   const char* data = w.data + panel * panel_bytes(FORMAT, w.k);
   const int64_t base = tile_begin(m, first, num_tiles);
@@ -259,9 +255,9 @@ static void panel_times_tiles(const Packed& w, int64_t panel, const float* a, in
     const float* values = FORMAT == F32 ? (const float*)block : unpacked;
     for (int64_t t = first; t < last; t++) {
       const int64_t row = tile_begin(m, t, num_tiles), rows = tile_begin(m, t + 1, num_tiles) - row;
-      const bool more = t + 1 < last;
       const float* tile = a + row * w.k + k * rows;
-      table[rows - 1](tile, values, length, sums + (row - base) * NR, k == 0, more ? tile + rows * w.k : a + base * w.k + (k + length) * rows,
+      const float* next = t + 1 < last ? tile + rows * w.k : a + base * w.k + (k + length) * rows;
+      table[rows - 1](tile, values, length, sums + (row - base) * NR, k == 0, next,
                       block + panel_bytes(FORMAT, length) + (t - first) % 2 * length * 64);
     }
   }
@@ -274,7 +270,8 @@ static void panel_times_tiles(const Packed& w, int64_t panel, const float* a, in
 // Panels read side by side: enough independent accumulators to hide the latency of an FMA, few enough to share out.
 static inline int panels_at_once(int64_t rows, int64_t num_panels, int threads) {
   for (int np = 4; np > 1; np--)
-    if (rows * np * 2 <= MAX_ACCUMULATORS && rows <= 4 && (num_panels % (int64_t(np) * threads) == 0 || num_panels > 256))
+    if (rows * np * 2 <= MAX_ACCUMULATORS && rows <= 4 &&
+        (num_panels % (int64_t(np) * threads) == 0 || num_panels > 256))
       return np;
   return rows <= 3 ? 2 : 1;
 }
@@ -304,7 +301,7 @@ static void many_rows(Pool& pool, GemmScratch& scratch, const Packed& w, const f
     const int64_t begin = tile_begin(m, t, num_tiles), end = tile_begin(m, t + 1, num_tiles);
     interleave_rows(a + begin * lda, lda, int(end - begin), w.k, rows + begin * w.k);
   });
-  const int64_t fits = std::max<int64_t>(1, (ABLOCK) / w.k / MAX_ROWS);  // tiles in 1 MB: half of an L2 cache
+  const int64_t fits = std::max<int64_t>(1, (1 << 18) / w.k / MAX_ROWS);  // tiles in 1 MB: half of an L2 cache
   const int64_t num_blocks = (num_tiles + fits - 1) / fits;
   const int64_t per_task = std::max<int64_t>(1, num_panels / (pool.size() * 8));
   const int64_t tasks_per_block = (num_panels + per_task - 1) / per_task;
@@ -315,7 +312,8 @@ static void many_rows(Pool& pool, GemmScratch& scratch, const Packed& w, const f
     sums.need((end - begin) * MAX_ROWS * NR);
     const int64_t first = (task % tasks_per_block) * per_task, last = std::min(num_panels, first + per_task);
     for (int64_t panel = first; panel < last; panel++)
-      panel_times_tiles<FORMAT>(w, panel, rows, m, num_tiles, begin, end, scratch.unpacked[thread].data(), sums.data(), out);
+      panel_times_tiles<FORMAT>(w, panel, rows, m, num_tiles, begin, end, scratch.unpacked[thread].data(), sums.data(),
+                                out);
   });
 }
 

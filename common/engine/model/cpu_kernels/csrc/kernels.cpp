@@ -83,8 +83,9 @@ void pd_attention(void* threads, const AttentionArgs* args, const int64_t* query
   plan.run(t->pool, *args, t->attention);
 }
 
-void* pd_decoder_new(const DecoderConfig* config, const LayerWeights* layers, const Packed* embedding, const Packed* head,
-                     const float* final_norm, const float* cos, const float* sin, int32_t num_threads) {
+void* pd_decoder_new(const DecoderConfig* config, const LayerWeights* layers, const Packed* embedding,
+                     const Packed* head, const float* final_norm, const float* cos, const float* sin,
+                     int32_t num_threads) {
   return new Decoder(*config, layers, *embedding, *head, final_norm, cos, sin, num_threads);
 }
 void pd_decoder_free(void* decoder) { delete static_cast<Decoder*>(decoder); }

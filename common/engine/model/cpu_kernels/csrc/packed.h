@@ -5,7 +5,10 @@
 //   panel 0 (columns 0..NR-1)                     panel 1
 //   | k=0: NR values | k=1: NR values | ... |     | ...
 //
-// Quantised panels interleave scales with the groups of 32 k they belong to: | NR half scales | NR half minima | values |
+// Quantised panels interleave scales with the groups of 32 k they belong to:
+//
+//   | NR half scales | NR half minima | 32 * NR values | next group ...
+//
 // `paired` matrices hold two matrices of N/2 columns (gate, up): a panel is VL columns of the first, VL of the second.
 #pragma once
 #include <algorithm>
