@@ -17,11 +17,12 @@ from common.engine.model.forward import DecoderModel
 from common.engine.outputs import PositionLogprobs, TokenDelta
 from common.engine.ports import KVSink, KVSource, PullOutcome, PullStatus
 from common.engine.request import GenerateRequest
-from common.engine.request_state import FinishReason, RequestState
+from common.engine.request_state import FinishReason
 from common.engine.runner.step_runner import StepRunner
 from common.engine.scheduling.scheduler import Scheduler
 from common.engine.scheduling.sequence import Request
 from common.engine.settings import CoreSettings
+from common.engine.snapshot import take_snapshot
 from common.engine.status import EngineStatus
 from common.engine.step import SampledTokens, SamplerPort, ScheduledChunk, StepPlan, StepResult
 from common.engine.step_timer import StepPart, StepTimer
@@ -309,29 +310,7 @@ class EngineCore:
 
     def status(self) -> EngineStatus:
         """A picture of the engine between two steps; step-loop thread only."""
-        scheduler, counters = self.scheduler, self.scheduler.counters
-        num_preempted = sum(request.state is RequestState.PREEMPTED for request in scheduler.waiting)
-        return EngineStatus(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) - num_preempted,
-            num_preempted=num_preempted,
-            num_waiting_for_grammar=len(scheduler.grammar_pending),
-            num_waiting_for_remote_kv=len(scheduler.pulling),
-            num_draining=len(scheduler.draining),
-            num_blocks_in_use=self.kv.num_in_use,
-            num_blocks_total=self.kv.num_blocks,
-            num_leases_pinned=self.kv.num_pinned_leases,
-            prompt_tokens_computed=counters.prompt_tokens_computed,
-            prompt_tokens_prefix_hit=counters.prompt_tokens_prefix_hit,
-            prompt_tokens_pulled=counters.prompt_tokens_pulled,
-            num_generated_tokens=counters.num_generated_tokens,
-            num_preemptions=counters.num_preemptions,
-            num_pulls_started=counters.num_pulls_started,
-            num_handoffs=counters.num_handoffs,
-            num_steps=self._timer.num_steps,
-            step_seconds=self._timer.totals(),
-            fallbacks=dict(counters.fallbacks),
-        )
+        return take_snapshot(self.scheduler, self._timer)
 
 
 def _accept(request: Request, token_id: int) -> PDError | None:
