@@ -1,108 +1,20 @@
 """The real decoder (tiny, random), the real sampler, the real cache: nothing the engine does to a batch shows in it."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import pytest
-import torch
 
-from common.clock import ManualClock
-from common.engine.core import EngineCore
-from common.engine.kv_cache.storage import KvCacheStorage, KvShape
 from common.engine.model.loaded import LoadedModel
 from common.engine.request_state import FinishReason
 from common.engine.sampling.params import SamplingParams
-from common.engine.sampling.sampler import Sampler
-from common.engine.settings import CoreSettings
-from common.wire.kv_params import KvReference
-from tests.support.fake_engine import MAX_STEPS, Answers, ask, greedy
-from tests.support.fake_grammar import FakeGrammars
-from tests.support.fake_kv import FakeSink, MemorySource
+from tests.support.fake_engine import greedy
+from tests.support.tiny_engine import TinyEngine
 from tests.support.tiny_model import tiny_model
-
-BLOCK_SIZE = 8
 
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
     return tiny_model()
-
-
-def storage_for(loaded: LoadedModel, num_blocks: int) -> KvCacheStorage:
-    shape = KvShape(
-        num_layers=loaded.config.num_layers,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=loaded.config.num_kv_heads,
-        head_dim=loaded.config.head_dim,
-        dtype=torch.float32,
-    )
-    return KvCacheStorage(num_blocks, shape, torch.device("cpu"))
-
-
-class Engine:
-    """A core over the tiny model; P's storage and sink make it a D, a sink of its own a P."""
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        *,
-        num_blocks: int = 256,
-        max_num_seqs: int = 8,
-        budget: int = 64,
-        prefix_cache: bool = True,
-        remote: "Engine | None" = None,
-    ) -> None:
-        self.storage = storage_for(loaded, num_blocks)
-        self.sink = FakeSink(BLOCK_SIZE)
-        self.source = None if remote is None else MemorySource(remote.sink, remote.storage, self.storage)
-        settings = CoreSettings(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            max_model_len_tokens=num_blocks * BLOCK_SIZE,
-            eos_token_ids=frozenset(),
-            enable_prefix_cache=prefix_cache,
-        )
-        self.core = EngineCore(
-            settings,
-            model=loaded.model,
-            kv_cache=self.storage,
-            sampler=Sampler(loaded.config.vocab_size, max_num_seqs, torch.device("cpu")),
-            grammars=FakeGrammars(auto=True),
-            clock=ManualClock(),
-            kv_source=self.source,
-            kv_sink=self.sink,
-        )
-        self.answers = Answers()
-        self._num_asked = 0
-
-    def ask(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        reference: KvReference | None = None,
-        hand_off: bool = False,
-    ) -> str:
-        name = f"r{self._num_asked}"
-        self._num_asked += 1
-        request = ask(name, prompt, sampling, reference=reference, hand_off=hand_off)
-        self.core.check(request)
-        self.core.add(request)
-        return name
-
-    def run(self) -> None:
-        for _ in range(MAX_STEPS):
-            result = self.core.step()
-            self.answers.take(result.deltas)
-            if not result.did_work and not (self.source and self.source.outcomes):
-                self.core.kv.check_integrity()
-                return
-        raise AssertionError("the engine never came to rest")
-
-    def alone(self, prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
-        name = self.ask(prompt, sampling)
-        self.run()
-        return self.answers.tokens(name)
 
 
 def prompt_of(length: int, salt: int = 0) -> list[int]:
@@ -120,7 +32,7 @@ SAMPLINGS = {
 @pytest.fixture(scope="module")
 def expected(loaded: LoadedModel) -> dict[str, list[list[int]]]:
     """Each prompt served alone, whole, without any reuse."""
-    engine = Engine(loaded, budget=128, prefix_cache=False)
+    engine = TinyEngine(loaded, budget=128, prefix_cache=False)
     return {name: [engine.alone(prompt, params) for prompt in PROMPTS] for name, params in SAMPLINGS.items()}
 
 
@@ -138,7 +50,7 @@ def test_batching_chunking_preemption_and_prefix_reuse_never_change_an_output(
     max_num_seqs: int,
     budget: int,
 ) -> None:
-    engine = Engine(loaded, num_blocks=num_blocks, max_num_seqs=max_num_seqs, budget=budget)
+    engine = TinyEngine(loaded, num_blocks=num_blocks, max_num_seqs=max_num_seqs, budget=budget)
     names = [engine.ask(prompt, SAMPLINGS[kind]) for prompt in PROMPTS] + [
         engine.ask(prompt, SAMPLINGS[kind]) for prompt in PROMPTS
     ]
@@ -156,8 +68,8 @@ def test_batching_chunking_preemption_and_prefix_reuse_never_change_an_output(
 def test_an_output_through_two_engines_equals_that_of_one(
     loaded: LoadedModel, expected: dict[str, list[list[int]]], kind: str, is_warm: bool
 ) -> None:
-    prefill = Engine(loaded)
-    decode = Engine(loaded, remote=prefill)
+    prefill = TinyEngine(loaded)
+    decode = TinyEngine(loaded, remote=prefill)
     first_token = dataclasses.replace(SAMPLINGS[kind], max_tokens=1, ignore_stops=True)
     if is_warm:
         for prompt in PROMPTS:
@@ -183,11 +95,11 @@ def test_an_output_through_two_engines_equals_that_of_one(
 
 def test_choices_through_two_engines_equal_those_of_one_and_share_one_pull(loaded: LoadedModel) -> None:
     params = SamplingParams(temperature=1.0, seed=5, max_tokens=12, n=4)
-    whole = Engine(loaded)
+    whole = TinyEngine(loaded)
     alone = whole.ask(prompt_of(21), params)
     whole.run()
-    prefill = Engine(loaded)
-    decode = Engine(loaded, remote=prefill)
+    prefill = TinyEngine(loaded)
+    decode = TinyEngine(loaded, remote=prefill)
     handed = prefill.ask(prompt_of(21), greedy(1), hand_off=True)
     prefill.run()
     end = prefill.answers.end(handed)
@@ -204,7 +116,7 @@ def test_choices_through_two_engines_equal_those_of_one_and_share_one_pull(loade
 
 def test_prompt_logprobs_are_those_of_the_model(loaded: LoadedModel) -> None:
     prompt = prompt_of(30)
-    chunked, whole = Engine(loaded, budget=11), Engine(loaded)
+    chunked, whole = TinyEngine(loaded, budget=11), TinyEngine(loaded)
     values = []
     for engine in (chunked, whole):
         name = engine.ask(prompt, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=3, logprobs=0))
