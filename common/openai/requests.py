@@ -216,7 +216,7 @@ def read_mapping(body: bytes, without: Collection[str] = ()) -> dict[str, Any]:
         InvalidRequest: as `read`.
     """
     fields = read(body, dict[str, msgspec.Raw])
-    return {name: msgspec.json.decode(value) for name, value in fields.items() if name not in without}
+    return {name: read(bytes(value), object) for name, value in fields.items() if name not in without}
 
 
 def _explained(message: str) -> InvalidRequest:

@@ -79,6 +79,8 @@ async def test_a_bad_field_is_named_before_anything_runs(rig: Rig, fields: dict,
         (b"{", 400),
         (b"[]", 400),
         (b'{"messages": [{"role": "user", "content": "\xff"}]}', 400),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "unknown": "\xff"}', 400),
+        (b'{"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "unknown": ' + b"[" * 9999 + b"}", 400),
         (b'{"prompt": "' + b"x" * 300 + b'"}', 400),
     ],
 )

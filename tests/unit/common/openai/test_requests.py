@@ -70,3 +70,8 @@ def test_prompts_may_be_text_or_token_ids_or_lists_of_either():
         (b'{"prompt": [[1, 2], [3]]}', ((1, 2), (3,))),
     ]:
         assert requests.read(body, CompletionFields).prompt == expected
+
+
+def test_fields_that_are_left_out_of_a_mapping_are_not_decoded():
+    body = b'{"messages": ["\xff"], "tool_choice": "none", "n": 2}'
+    assert requests.read_mapping(body, without={"messages"}) == {"tool_choice": "none", "n": 2}
