@@ -66,6 +66,7 @@ class ProxyApp:
         self._routes = {
             "/v1/completions": _Route(_Door.CLIENT, {"POST": generation.handle}),
             "/v1/chat/completions": _Route(_Door.CLIENT, {"POST": generation.handle}),
+            "/v1/responses": _Route(_Door.CLIENT, {"POST": generation.handle_responses}),
             "/tokenize": _Route(_Door.CLIENT, {"POST": plain.ask_engine}),
             "/detokenize": _Route(_Door.CLIENT, {"POST": plain.ask_engine}),
             "/abort": _Route(_Door.CLIENT, {"POST": admin.abort}),

@@ -10,19 +10,18 @@ from dataclasses import replace
 
 import msgspec
 
-from common.errors import InvalidRequest, UpstreamBroken, UpstreamTimeout
+from common.errors import InvalidRequest, UpstreamBroken
 from common.openai import sse
 from proxy.call import Call, Fields
 from proxy.decode_leg import Started
 from proxy.incoming import REQUEST_ID
 from proxy.journey import Journey
-from proxy.relay import HttpClient
+from proxy.relay import HttpClient, payloads_of
 from proxy.services import Services
 from proxy.ttft import Breakdown
 
 MAX_PROMPTS = 256
 _COMPLETIONS = "/v1/completions"
-_DONE = b"[DONE]"
 
 
 class _Details(msgspec.Struct):
@@ -71,7 +70,8 @@ class FanOut:
         self._services = services
         self._client: HttpClient | None = None
         self._num_choices = _count(call.fields)
-        self._parts = [_Part(self, number, _call_for(call, number, raw)) for number, raw in enumerate(prompts)]
+        idle_s = services.config.timeouts.stream_idle_s
+        self._parts = [_Part(self, number, _call_for(call, number, raw), idle_s) for number, raw in enumerate(prompts)]
         self._all_began = asyncio.Event()
         self._num_began = 0
         self._slowest: Breakdown | None = None
@@ -165,8 +165,9 @@ class FanOut:
 class _Part:
     """The client of one prompt's journey: collects a whole answer, or hands events to the common stream."""
 
-    def __init__(self, whole: FanOut, number: int, call: Call) -> None:
+    def __init__(self, whole: FanOut, number: int, call: Call, idle_s: float) -> None:
         self._whole = whole
+        self._idle_s = idle_s
         self._number = number
         self.call = call
         self.body = b""
@@ -177,18 +178,8 @@ class _Part:
         if not started.is_stream:
             self.body = started.first
             return
-        parser = sse.SseParser()
-        chunk = started.first
-        idle_s = self._whole._services.config.timeouts.stream_idle_s
-        while chunk:
-            for payload in parser.push(chunk):
-                if payload != _DONE:
-                    await self._whole.pass_event(self._number, payload)
-            try:
-                async with asyncio.timeout(idle_s):
-                    chunk = await started.answer.read_some()
-            except TimeoutError as error:
-                raise UpstreamTimeout("the decode engine fell silent") from error
+        async for payload in payloads_of(started, self._idle_s):
+            await self._whole.pass_event(self._number, payload)
 
 
 def _call_for(call: Call, number: int, prompt: msgspec.Raw) -> Call:

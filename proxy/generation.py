@@ -5,18 +5,21 @@ Does not know: what happens on a journey.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 from aiohttp import web
 
 from common.clock import Deadline
 from common.errors import PDError
 from common.tasks import only_cause
-from proxy.call import Call, make_call
+from proxy.call import CHAT_PATH, Call, make_call
 from proxy.fan_out import FanOut, prompts_of
 from proxy.incoming import JSON, REQUEST_ID, Incoming, read_body
 from proxy.journey import Journey
 from proxy.relay import HttpClient
+from proxy.responses.client import ResponsesClient
+from proxy.responses.request import translate
 from proxy.running_requests import RunningRequests
 from proxy.services import Services
 
@@ -71,12 +74,35 @@ class Generation:
         Raises:
             PDError: it failed before any byte of an answer left.
         """
-        call = await self._call(incoming)
-        client = HttpClient(
-            incoming.http, call, self._services.config.timeouts.stream_idle_s, headers=incoming.answer_headers
-        )
+        received_s = self._services.clock.now_s()
+        body = await read_body(incoming.http, self._services.config)
+        call = self._call(incoming, incoming.http.path, body, received_s)
+        client = self._client(incoming, call)
+        prompts = prompts_of(call)
+        if prompts:
+            work = FanOut(call, prompts, self._services).run(client)
+        else:
+            work = Journey(call, self._services).run(client)
+        return await self._answer(incoming, call, client, work)
+
+    async def handle_responses(self, incoming: Incoming) -> web.StreamResponse:
+        """Serve one request of the Responses API as a chat.
+
+        Raises:
+            PDError: it failed before any byte of an answer left.
+        """
+        received_s = self._services.clock.now_s()
+        asked = translate(await read_body(incoming.http, self._services.config))
+        call = self._call(incoming, CHAT_PATH, asked.chat_body, received_s)
+        client = self._client(incoming, call)
+        translating = ResponsesClient(client, asked.echoed, self._services.config.timeouts.stream_idle_s)
+        return await self._answer(incoming, call, client, Journey(call, self._services).run(translating))
+
+    async def _answer(
+        self, incoming: Incoming, call: Call, client: HttpClient, work: Coroutine[Any, Any, None]
+    ) -> web.StreamResponse:
         try:
-            await self._serve(call, client, incoming.owner)
+            await self._admitted(call, incoming.owner, work)
         except (PDError, BaseExceptionGroup) as error:
             cause = only_cause(error) if isinstance(error, BaseExceptionGroup) else error
             if client.response is None or not isinstance(cause, PDError):
@@ -86,27 +112,25 @@ class Generation:
             raise RuntimeError("a journey ended without an answer")
         return client.response
 
-    async def _call(self, incoming: Incoming) -> Call:
-        clock, config = self._services.clock, self._services.config
-        received_s = clock.now_s()
-        body = await read_body(incoming.http, config)
+    def _client(self, incoming: Incoming, call: Call) -> HttpClient:
+        idle_s = self._services.config.timeouts.stream_idle_s
+        return HttpClient(incoming.http, call, idle_s, headers=incoming.answer_headers)
+
+    def _call(self, incoming: Incoming, path: str, body: bytes, received_s: float) -> Call:
+        deadline = Deadline(self._services.clock, received_s + self._services.config.timeouts.request_s)
+        headers = self._leg_headers.for_request(incoming.http.headers, incoming.request_id)
         return make_call(
-            incoming.http.path,
-            body,
-            headers=self._leg_headers.for_request(incoming.http.headers, incoming.request_id),
-            request_id=incoming.request_id,
-            received_s=received_s,
-            deadline=Deadline(clock, received_s + config.timeouts.request_s),
+            path, body, headers=headers, request_id=incoming.request_id, received_s=received_s, deadline=deadline
         )
 
-    async def _serve(self, call: Call, client: HttpClient, owner: str | None) -> None:
-        prompts = prompts_of(call)
-        with self._running.entered(call.request_id, owner):
-            await self._services.admission.acquire()
-            try:
-                if prompts:
-                    await FanOut(call, prompts, self._services).run(client)
-                else:
-                    await Journey(call, self._services).run(client)
-            finally:
-                self._services.admission.release()
+    async def _admitted(self, call: Call, owner: str | None, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in a slot, where an abort can reach it."""
+        try:
+            with self._running.entered(call.request_id, owner):
+                await self._services.admission.acquire()
+                try:
+                    await work
+                finally:
+                    self._services.admission.release()
+        finally:
+            work.close()  # where it never began

@@ -5,7 +5,7 @@ Does not know: what the bytes say, except where a client asked for its timeline.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 from aiohttp import web
@@ -22,6 +22,7 @@ from proxy.upstream import Answer
 
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _KEPT_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate")
+_END = sse.DONE_LINE.removeprefix(b"data: ")
 _STALLED_CLIENT_S = 1.0
 _RENEW_IDLE_S = 1.0
 
@@ -51,6 +52,7 @@ class HttpClient:
         self._stream_idle_s = stream_idle_s
         self._headers = headers or {}
         self._tail = sse.StreamTail()
+        self._error_event: Callable[[Exception], bytes] = _openai_error_event
         self.response: web.StreamResponse | None = None
 
     @property
@@ -104,13 +106,17 @@ class HttpClient:
             raise RuntimeError("the stream has not begun")
         await self.response.write_eof(last)
 
+    def write_error_as(self, event: Callable[[Exception], bytes]) -> None:
+        """Use another form than OpenAI's for the event that tells of a failure."""
+        self._error_event = event
+
     async def break_off(self, error: Exception) -> None:
         """Tell the client in the form of its stream that there is no more to come, and close."""
         response = self.response
         if response is None:
             raise RuntimeError("the stream has not begun")
         response.force_close()
-        event = self._tail.separator + sse.encode_event(error_answer(error).body)
+        event = self._tail.separator + self._error_event(error)
         try:
             async with asyncio.timeout(_STALLED_CLIENT_S):
                 await response.write(event)
@@ -159,6 +165,29 @@ class HttpClient:
                 scope.reschedule(renewed + self._stream_idle_s)
             chunk = await started.answer.read_some()
         await response.write_eof(passing.end())
+
+
+def _openai_error_event(error: Exception) -> bytes:
+    return sse.encode_event(error_answer(error).body)
+
+
+async def payloads_of(started: Started, idle_s: float) -> AsyncIterator[bytes]:
+    """The payloads of D's stream, one by one, without its end marker.
+
+    Raises:
+        UpstreamError: D broke off or fell silent.
+    """
+    parser = sse.SseParser()
+    chunk = started.first
+    while chunk:
+        for payload in parser.push(chunk):
+            if payload != _END:
+                yield payload
+        try:
+            async with asyncio.timeout(idle_s):
+                chunk = await started.answer.read_some()
+        except TimeoutError as error:
+            raise UpstreamTimeout("the decode engine fell silent") from error
 
 
 class _Passing:
