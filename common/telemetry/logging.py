@@ -23,9 +23,12 @@ def configure_logging(role: str, json: bool = False, level: Level = "info") -> N
     ]
     renderer: list[structlog.typing.Processor]
     if json:
-        renderer = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # Frames are shown without their locals: those hold prompts.
+        frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        renderer = [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer()]
     else:
-        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        plain = structlog.dev.plain_traceback
+        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
