@@ -7,12 +7,13 @@ Does not know: pulls, peers' life.
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from common.clock import Clock
 from common.errors import TransferError
 from common.wire.kv_layout import KvLayout
-from kv_transfer.backends.backend import Read, TransferBackend
-from kv_transfer.descriptors import single_range
-from kv_transfer.guard import WORD_BYTES, GuardLanding
+from kv_transfer.backends.backend import PreparedGrid, Read, TransferBackend
+from kv_transfer.guard import GuardLanding
 from kv_transfer.interface import ConsumerSettings, EngineIdentity
 
 
@@ -40,6 +41,7 @@ class GuardReads:
         self._landing = GuardLanding(num_places)
         self._given_up: list[GuardRead] = []
         backend.register(self._landing.region)
+        self._places = backend.prepare(None, self._landing.grid)
 
     @property
     def has_room(self) -> bool:
@@ -51,16 +53,16 @@ class GuardReads:
         """Reads that nobody waits for and that have not ended."""
         return len(self._given_up)
 
-    def post(self, peer: str, address: int) -> "GuardRead":
-        """Read the word at the peer's `address`. Look at `has_room` first.
+    def post(self, words: PreparedGrid, slot: int) -> "GuardRead":
+        """Read word `slot` of a peer's table. Look at `has_room` first.
 
         Raises:
             TransferError: the read could not be posted.
         """
         place = self._landing.take()
         try:
-            local = single_range(self._landing.address(place), WORD_BYTES)
-            return GuardRead(place, self._backend.read_ranges(peer, local, single_range(address, WORD_BYTES)))
+            here, there = np.array([place], dtype=np.int32), np.array([slot], dtype=np.int32)
+            return GuardRead(place, self._backend.read_blocks(self._places, here, words, there))
         except TransferError:
             self._landing.give_back(place)
             raise

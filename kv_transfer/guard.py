@@ -16,10 +16,15 @@ import numpy as np
 
 from common.errors import QueueFull
 from common.ids import EngineId
-from kv_transfer.backends.backend import MemoryRegion
+from kv_transfer.backends.backend import BlockGrid, MemoryRegion
 from kv_transfer.reference import GENERATION_BYTES
 
 WORD_BYTES = 32
+
+
+def word_grid(address: int, num_slots: int) -> BlockGrid:
+    """A table of `num_slots` words and the header, as blocks: word n is block n."""
+    return BlockGrid(address=address, block_bytes=WORD_BYTES, num_blocks=num_slots + 1, device="cpu")
 
 
 class GuardVerdict(Enum):
@@ -113,9 +118,10 @@ class GuardLanding:
         self._words[place] = 0
         return place
 
-    def address(self, place: int) -> int:
-        """Where the word of `place` lands."""
-        return int(self._words.ctypes.data) + place * WORD_BYTES
+    @property
+    def grid(self) -> BlockGrid:
+        """The places as blocks."""
+        return word_grid(int(self._words.ctypes.data), len(self._words) - 1)
 
     def read(self, place: int) -> bytes:
         """The word that arrived."""

@@ -12,7 +12,7 @@ from enum import Enum
 
 from common.ids import EngineId
 from common.state_machine import Transitions
-from kv_transfer import guard, notifications
+from kv_transfer import notifications
 from kv_transfer.backends.backend import PreparedGrid
 from kv_transfer.endpoint import GuardRead
 from kv_transfer.handshake import Answer, HandshakeVisit
@@ -49,6 +49,7 @@ class Peer:
         call: the HTTP exchange.
         answer: P's metadata, pool and guard table, from GREETING on.
         grid: P's pool, prepared for reading.
+        guard_grid: P's guard table, prepared for reading.
         greeting: word 0 in flight.
         failure: why it is FAILED, until `retry_at_s`.
         outbox: messages for P that wait for READY.
@@ -65,6 +66,7 @@ class Peer:
     state: PeerState = field(default=PeerState.CONNECTING)
     answer: Answer | None = None
     grid: PreparedGrid | None = None
+    guard_grid: PreparedGrid | None = None
     greeting: GuardRead | None = None
     failure: Failure | None = None
     retry_at_s: float = 0.0
@@ -76,8 +78,3 @@ class Peer:
         """Raise `IllegalTransition` unless the table has the move."""
         PEER_TRANSITIONS.check(self.state, state)
         self.state = state
-
-
-def guard_word_address(answer: Answer, slot: int) -> int:
-    """Where the word of `slot` lies in P's memory (0 is the header)."""
-    return answer.guard_address + slot * guard.WORD_BYTES

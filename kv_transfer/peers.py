@@ -19,7 +19,7 @@ from kv_transfer.endpoint import Endpoint, GuardReads
 from kv_transfer.handshake import Answer, HandshakeVisit
 from kv_transfer.handshake_client import HandshakeClient, PeerAddress
 from kv_transfer.interface import Failure, FailureCause
-from kv_transfer.peer import Peer, PeerState, guard_word_address
+from kv_transfer.peer import Peer, PeerState
 
 _LOG = structlog.get_logger(__name__)
 GREETING_POLL_S = 0.0002
@@ -148,8 +148,9 @@ class PeerBook:
             backend.remove_peer(name)
             raise HandshakeFailed(f"the metadata is of agent {name!r}, not of engine {peer.engine_id!r}")
         peer.answer = answer
-        peer.grid = backend.prepare(name, _grid(answer))
-        peer.greeting = self._guard_reads.post(name, guard_word_address(answer, 0))
+        peer.grid = backend.prepare(name, BlockGrid.of_pool(answer.layout))
+        peer.guard_grid = backend.prepare(name, guard.word_grid(answer.guard_address, answer.guard_slots))
+        peer.greeting = self._guard_reads.post(peer.guard_grid, 0)
         peer.move_to(PeerState.GREETING)
 
     def _greeted(self, peer: Peer) -> None:
@@ -199,8 +200,9 @@ class PeerBook:
             if peer.num_reads > 0:
                 continue
             self._leaving.remove(peer)
-            if peer.grid is not None:
-                peer.grid.release()
+            for grid in (peer.grid, peer.guard_grid):
+                if grid is not None:
+                    grid.release()
             if peer.engine_id not in self._peers and peer.engine_id in self._added:
                 self._endpoint.backend.remove_peer(peer.engine_id)
                 self._added.discard(peer.engine_id)
@@ -215,14 +217,3 @@ def failure_cause(error: TransferError, otherwise: FailureCause) -> FailureCause
     if isinstance(error, PeerDisconnected):
         return FailureCause.DISCONNECTED
     return FailureCause.HANDSHAKE_FAILED if isinstance(error, HandshakeFailed) else otherwise
-
-
-def _grid(answer: Answer) -> BlockGrid:
-    layout = answer.layout
-    return BlockGrid(
-        address=layout.base_address,
-        block_bytes=layout.block_bytes,
-        num_blocks=layout.num_blocks,
-        device=layout.device,
-        device_index=layout.device_index,
-    )

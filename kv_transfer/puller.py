@@ -15,7 +15,7 @@ from kv_transfer.endpoint import Endpoint, GuardReads
 from kv_transfer.guard import GuardVerdict, verdict
 from kv_transfer.handshake import Answer
 from kv_transfer.interface import Failure, FailureCause, PullOrder
-from kv_transfer.peer import Peer, PeerState, guard_word_address
+from kv_transfer.peer import Peer, PeerState
 from kv_transfer.peers import PeerBook, failure_cause
 from kv_transfer.transfer import Pull, PullState
 
@@ -40,15 +40,7 @@ class Puller:
 
     def __init__(self, endpoint: Endpoint, peers: PeerBook, guard_reads: GuardReads) -> None:
         self._endpoint, self._peers, self._guard_reads = endpoint, peers, guard_reads
-        layout = endpoint.layout
-        grid = BlockGrid(
-            address=layout.base_address,
-            block_bytes=layout.block_bytes,
-            num_blocks=layout.num_blocks,
-            device=layout.device,
-            device_index=layout.device_index,
-        )
-        self._local_grid = endpoint.backend.prepare(None, grid)
+        self._local_grid = endpoint.backend.prepare(None, BlockGrid.of_pool(endpoint.layout))
 
     def advance(self, pull: Pull) -> None:
         """Go on as far as possible without waiting. Every transport error ends the pull."""
@@ -106,12 +98,14 @@ class Puller:
             raise ReferenceRefused("the lease's slot is outside of the peer's guard table")
         if peer.attends:
             self._attend(pull, peer)
-        self._post_guard(pull, peer, peer.answer)
+        self._post_guard(pull, peer)
         pull.move_to(PullState.CHECKING)
 
-    def _post_guard(self, pull: Pull, peer: Peer, answer: Answer) -> None:
+    def _post_guard(self, pull: Pull, peer: Peer) -> None:
+        if peer.guard_grid is None:
+            raise PeerDisconnected("the peer went away before its guard word was read")
         self._read_alone_for(pull, ATTEND_AFTER_S)
-        pull.guard_read = self._guard_reads.post(peer.engine_id, guard_word_address(answer, pull.slot))
+        pull.guard_read = self._guard_reads.post(peer.guard_grid, pull.slot)
 
     def _guard_holds(self, pull: Pull) -> bool:
         """Whether the word has come and says HELD; False while it has not come.
@@ -146,7 +140,7 @@ class Puller:
             pull.reading_from = peer
             pull.move_to(PullState.READING)
         else:
-            self._post_guard(pull, peer, peer.answer)
+            self._post_guard(pull, peer)
             pull.move_to(PullState.CONFIRMING)
 
     def _post_blocks(self, pull: Pull, order: PullOrder, peer: Peer, answer: Answer) -> Read:
@@ -172,9 +166,9 @@ class Puller:
             self._end(pull, Failure(FailureCause.TIMEOUT, "the blocks arrived too late"))
         else:
             peer = self._peers.find(pull.peer_id)
-            if peer is None or peer.answer is None:
+            if peer is None:
                 raise PeerDisconnected("the peer went away before the lease was confirmed")
-            self._post_guard(pull, peer, peer.answer)
+            self._post_guard(pull, peer)
             pull.move_to(PullState.CONFIRMING)
 
     def _ask_for_help(self, pull: Pull) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from common.wire.kv_layout import KvLayout
 from kv_transfer.descriptors import RangeList
 
 
@@ -33,6 +34,17 @@ class BlockGrid:
     num_blocks: int
     device: str
     device_index: int = 0
+
+    @classmethod
+    def of_pool(cls, layout: KvLayout) -> "BlockGrid":
+        """A KV pool's blocks."""
+        return cls(
+            address=layout.base_address,
+            block_bytes=layout.block_bytes,
+            num_blocks=layout.num_blocks,
+            device=layout.device,
+            device_index=layout.device_index,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,16 +104,13 @@ class NixlBackend:
                 continue  # it is gone already, which is what was asked
 
     def prepare(self, peer: str | None, grid: BlockGrid) -> PreparedGrid:
-        """One descriptor per block, `[num_blocks, 3] uint64` of (address, length, device).
+        """One descriptor per block, written as one strided row (address, length, device, stride, count).
 
         Who prepares a pool of its own is going to read and to notify: that agent is made now, not at the first peer.
         """
         self._sending_agent()
-        descriptors = np.empty((grid.num_blocks, 3), dtype=np.uint64)
-        offsets = np.arange(grid.num_blocks, dtype=np.uint64) * np.uint64(grid.block_bytes)
-        descriptors[:, 0] = np.uint64(grid.address) + offsets
-        descriptors[:, 1] = grid.block_bytes
-        descriptors[:, 2] = grid.device_index
+        row = (grid.address, grid.block_bytes, grid.device_index, grid.block_bytes, grid.num_blocks)
+        descriptors = np.array([row], dtype=np.uint64)
         try:
             handle = self._reader.prep_xfer_dlist(peer or "NIXL_INIT_AGENT", descriptors, _memory_type(grid.device))
         except self._errors as error:

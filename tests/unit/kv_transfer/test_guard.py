@@ -53,7 +53,7 @@ def test_slots_run_out_and_come_back() -> None:
 def test_a_landing_place_is_wiped_before_it_is_used_again() -> None:
     landing = GuardLanding(1)
     place = landing.take()
-    ctypes.memset(landing.address(place), 7, WORD_BYTES)
+    ctypes.memset(landing.grid.address + place * WORD_BYTES, 7, WORD_BYTES)
     assert landing.read(place) == bytes([7]) * WORD_BYTES
     landing.give_back(place)
     assert landing.read(landing.take()) == bytes(WORD_BYTES)
