@@ -50,7 +50,8 @@ def _prepare(case: Any, shape: Any, logits_file: Path, clock: Any) -> Any:
             tokens.extend(new)
         if output.logprobs_tensors is not None:
             output.logprobs_tensors.tolists()
-        return clock() - start
+        elapsed: float = clock() - start
+        return elapsed
 
     return step
 

@@ -5,17 +5,19 @@ processor's cache; a row's result depends on that row alone. Does not change the
 processed logits are to be reported.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from common.engine.sampling.batch_state import IntArray
-from common.engine.sampling.processors.top_k_top_p import Cuts, keep, thresholds
-from common.engine.sampling.race import race
-from common.engine.sampling.random import Keys, row_keys
+from common.engine.sampling.processors.top_k_top_p import Cuts, thresholds
+from common.engine.sampling.race import Cut, Heat, first_round, group_noise, second_round
+from common.engine.sampling.random import Keys
+from common.engine.sampling.top_values import GROUP_SIZE, group_maxima
 
 _CHUNK_ELEMENTS = 1 << 20
-"""Logits of a chunk on CPU: 4 MB and the copies made of them stay in the outer caches."""
+"""Logits of a chunk on CPU: 4 MB, which stays in the outer caches from the first pass over it to the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,56 +25,117 @@ class DrawChunk:
     """Random rows that are drawn together; all of them are cut, or none.
 
     Attributes:
-        host_rows: logits rows int64 [n].
-        rows: the same, to index tensors: a slice where they follow one another (then nothing is copied).
-        seed_keys: uint64 [n], host.
-        temperature: float32 [n, 1] on the device; None when all are 1.0.
+        rows: logits rows, to index tensors: a slice where they follow one another (then nothing is copied).
+        num_rows: how many.
+        temperature: float32 [num_rows, 1] on the device; None when all are 1.0.
         cuts: None: nothing is cut.
     """
 
-    host_rows: IntArray
     rows: slice | torch.Tensor
-    seed_keys: Keys
+    num_rows: int
     temperature: torch.Tensor | None
     cuts: Cuts | None
 
 
 def chunks_of(rows: IntArray, vocab_size: int, device: torch.device) -> list[IntArray]:
     """Logits rows int64 [n] in pieces of a good size for the device."""
-    if device.type != "cpu":
-        return [rows] if rows.size else []
-    size = max(1, _CHUNK_ELEMENTS // vocab_size)
+    size = max(1, rows.size) if device.type != "cpu" else _rows_per_chunk(vocab_size)
     return [rows[start : start + size] for start in range(0, rows.size, size)]
 
 
 def as_index(rows: IntArray, device: torch.device) -> slice | torch.Tensor:
-    """The cheapest way to take these ascending rows out of a tensor."""
-    if rows[-1] - rows[0] + 1 == rows.size:
-        return slice(int(rows[0]), int(rows[-1]) + 1)
+    """The cheapest way to take these rows out of a tensor."""
+    start, stop = int(rows[0]), int(rows[-1]) + 1
+    if stop - start == rows.size and (rows[1:] > rows[:-1]).all():
+        return slice(start, stop)
     return torch.from_numpy(rows).to(device)
 
 
-def draw(
-    logits: torch.Tensor, chunk: DrawChunk, positions: IntArray, *, is_scaled: bool, report_processed: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token for each row of the chunk.
+class Drawer:
+    """Draws, in memory of its own.
 
     Args:
-        logits: float32 [R, vocab_size] of the whole step.
-        chunk: which rows.
-        positions: output position of every logits row, int64 [R], host.
-        is_scaled: temperature has been applied already.
-        report_processed: write the processed logits of these rows back.
-
-    Returns:
-        tokens int64 [n] and bool [n]: False where no token was left.
+        vocab_size: width of the logits.
+        device: where they live.
     """
-    processed = logits[chunk.rows]
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        num_rows = _rows_per_chunk(vocab_size) if device.type == "cpu" else 0
+        self._memory = torch.empty(num_rows, vocab_size, device=device)
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        chunks: Sequence[DrawChunk],
+        keys: Keys,
+        *,
+        is_scaled: bool,
+        report_processed: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw one token for each row of the chunks.
+
+        Args:
+            logits: float32 [R, vocab_size] of the whole step.
+            chunks: which rows; n of them in all.
+            keys: uint64 [n] from `row_keys`, in the order of the chunks.
+            is_scaled: temperature has been applied already.
+            report_processed: write the processed logits of these rows back.
+
+        Returns:
+            tokens int64 [n] in the order of the chunks, and bool [n]: False where no token was left.
+        """
+        noise = group_noise(keys, self._vocab_size, self._device)
+        heats: list[Heat] = []
+        start = 0
+        for chunk in chunks:
+            processed = logits[chunk.rows]
+            weights = self._weights(processed, None if is_scaled else chunk.temperature)
+            cut = _cut(weights, chunk.cuts)
+            heats.append(first_round(weights, noise[start : start + chunk.num_rows], cut))
+            start += chunk.num_rows
+            if report_processed:
+                logits[chunk.rows] = _processed(processed, chunk, weights, cut, is_scaled=is_scaled)
+        return second_round(_joined(heats), keys)
+
+    def _weights(self, logits: torch.Tensor, temperature: torch.Tensor | None) -> torch.Tensor:
+        """Softmax of float32 [n, vocab_size], zeros up to whole groups after it; on CPU valid until the next chunk."""
+        memory = self._memory[: logits.shape[0]] if self._device.type == "cpu" else torch.empty_like(logits)
+        if temperature is not None:
+            logits = torch.div(logits, temperature, out=memory)
+        weights = torch.softmax(logits, dim=1, out=memory)
+        missing = -self._vocab_size % GROUP_SIZE
+        return torch.nn.functional.pad(weights, (0, missing)) if missing else weights
+
+
+def _cut(weights: torch.Tensor, cuts: Cuts | None) -> Cut | None:
+    if cuts is None:
+        return None
+    maxima = group_maxima(weights)
+    return Cut(thresholds(weights, maxima, cuts), maxima)
+
+
+def _processed(
+    logits: torch.Tensor, chunk: DrawChunk, weights: torch.Tensor, cut: Cut | None, *, is_scaled: bool
+) -> torch.Tensor:
+    """Logits float32 [n, vocab_size] as they are drawn from: scaled, and -inf where they are cut."""
     if chunk.temperature is not None and not is_scaled:
-        processed = processed.div(chunk.temperature)
-    weights = torch.softmax(processed, dim=1)
-    if chunk.cuts is not None:
-        weights = keep(weights, thresholds(weights, chunk.cuts))
-    if report_processed:
-        logits[chunk.rows] = processed.masked_fill(weights == 0, -torch.inf)
-    return race(weights, row_keys(chunk.seed_keys, positions[chunk.host_rows]))
+        logits = logits / chunk.temperature
+    if cut is None:
+        return logits
+    return logits.masked_fill(weights[:, : logits.shape[1]] < cut.lowest.unsqueeze(1), -torch.inf)
+
+
+def _rows_per_chunk(vocab_size: int) -> int:
+    return max(1, _CHUNK_ELEMENTS // vocab_size)
+
+
+def _joined(heats: list[Heat]) -> Heat:
+    if len(heats) == 1:
+        return heats[0]
+    return Heat(
+        torch.cat([heat.groups for heat in heats]),
+        torch.cat([heat.totals for heat in heats]),
+        torch.cat([heat.weights for heat in heats]),
+    )

@@ -7,69 +7,109 @@ first (noise ids beyond the vocabulary), then the tokens of the winning group (n
 distribution from a few hundred draws per row. Source: order statistics of exponentials; the grouping is ours.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 from common.engine.sampling.random import Keys, exponential_noise, exponential_noise_on_device
+from common.engine.sampling.top_values import GROUP_SIZE
 
-GROUP_SIZE = 256
-"""Tokens per group. Part of what a seed means: another size draws other tokens."""
 _GROUP_IDS = 1 << 32
 """Noise ids of groups start here, above every token id."""
+_LOWEST = 2.0**-60
+"""A threshold below this is taken as this: such a token comes once in 10^18."""
+_BELOW_ONE = 1.0 - 2.0**-24
+"""The largest float32 below 1."""
 
 
-def race(weights: torch.Tensor, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Weights that do not take part: those below `lowest` float32 [n]; `maxima` of the groups, float32 [n, G]."""
+
+    lowest: torch.Tensor
+    maxima: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Who won the first round in each of n rows.
+
+    Attributes:
+        groups: the winning groups, int64 [n, 1].
+        totals: their weight, float32 [n].
+        weights: of their tokens, float32 [n, GROUP_SIZE].
+    """
+
+    groups: torch.Tensor
+    totals: torch.Tensor
+    weights: torch.Tensor
+
+
+def group_noise(keys: Keys, vocab_size: int, device: torch.device) -> torch.Tensor:
+    """Noise of the first round, float32 [n, ceil(vocab_size / GROUP_SIZE)], for keys uint64 [n] from `row_keys`."""
+    num_groups = -(-vocab_size // GROUP_SIZE)
+    return _noise(keys, torch.arange(_GROUP_IDS, _GROUP_IDS + num_groups, device=device))
+
+
+def first_round(weights: torch.Tensor, noise: torch.Tensor, cut: Cut | None = None) -> Heat:
+    """Let the groups race.
 
     Args:
-        weights: float32 [R, vocab_size], not negative; 0 is never drawn.
-        keys: uint64 [R] from `row_keys`.
+        weights: float32 [n, G * GROUP_SIZE], not negative; 0 is never drawn.
+        noise: float32 [n, G], of these rows, from `group_noise`.
+        cut: who does not take part; None: everybody does.
+    """
+    num_rows, num_groups = noise.shape
+    tokens = weights.view(num_rows, num_groups, GROUP_SIZE)
+    totals = tokens.sum(dim=2) if cut is None else _totals_left(tokens, cut)
+    groups = (totals / noise).argmax(dim=1)
+    rows = torch.arange(num_rows, device=weights.device)
+    winners = tokens[rows, groups]
+    if cut is not None:
+        winners = _kept(winners, cut.lowest)
+    return Heat(groups.unsqueeze(1), totals[rows, groups], winners)
+
+
+def _totals_left(tokens: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """Totals of groups float32 [n, G, GROUP_SIZE], up to a factor per row; only those with a survivor are read."""
+    rows, groups = torch.nonzero(cut.maxima >= cut.lowest.unsqueeze(1), as_tuple=True)
+    totals = torch.zeros_like(cut.maxima)
+    totals[rows, groups] = _kept(tokens[rows, groups], cut.lowest[rows]).sum(dim=1)
+    return totals
+
+
+def _kept(weights: torch.Tensor, lowest: torch.Tensor) -> torch.Tensor:
+    """Weights float32 [m, GROUP_SIZE] that are 0 below `lowest` float32 [m] and scaled by it elsewhere, in place.
+
+    Scaled first, so that all rows share the threshold 1 and one vectorised pass applies it. Division rounds correctly:
+    no value below the threshold becomes 1.
+    """
+    return torch.threshold_(weights.div_(lowest.clamp(min=_LOWEST).unsqueeze(1)), _BELOW_ONE, 0.0)
+
+
+def second_round(heat: Heat, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
+    """Let the tokens of the winning groups race.
+
+    Args:
+        heat: the first round.
+        keys: uint64 [n] from `row_keys`, the same as in the first round.
 
     Returns:
-        tokens int64 [R], and bool [R]: False where the weights are all zero or not numbers (the token means nothing).
+        tokens int64 [n], and bool [n]: False where the weights are all zero or not numbers (the token means nothing).
     """
-    if weights.device.type == "cpu":
-        return race_on_host(weights, keys)
-    return race_on_device(weights, torch.from_numpy(keys.view(np.int64)).to(weights.device))
+    ids = _tokens_of(heat.groups)
+    winner = (heat.weights / _noise(keys, ids)).argmax(dim=1, keepdim=True)
+    return ids.gather(1, winner).squeeze(1), (heat.totals > 0) & heat.totals.isfinite()
 
 
-def race_on_host(weights: torch.Tensor, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
-    """`race` for tensors in host memory: many small steps, which numpy takes with less overhead."""
-    vocab_size = weights.shape[1]
-    totals = group_totals(weights).numpy()
-    rows = np.arange(totals.shape[0])
-    group_ids = np.arange(_GROUP_IDS, _GROUP_IDS + totals.shape[1], dtype=np.uint64)
-    group = (totals / exponential_noise(keys, group_ids)).argmax(axis=1)
-    total = totals[rows, group]
-    ids = group[:, None] * GROUP_SIZE + np.arange(min(GROUP_SIZE, vocab_size))
-    beyond = ids >= vocab_size
-    ids[beyond] = 0
-    scores = weights.numpy()[rows[:, None], ids] / exponential_noise(keys, ids.astype(np.uint64))
-    scores[beyond] = -1.0
-    tokens = ids[rows, scores.argmax(axis=1)]
-    return torch.from_numpy(tokens), torch.from_numpy((total > 0) & np.isfinite(total))
+def _tokens_of(groups: torch.Tensor) -> torch.Tensor:
+    """Token ids of groups int64 [n, 1] -> int64 [n, GROUP_SIZE]."""
+    return groups * GROUP_SIZE + torch.arange(GROUP_SIZE, device=groups.device)
 
 
-def race_on_device(weights: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`race` in torch, the same winners: keys int64 [R] on the weights' device."""
-    vocab_size = weights.shape[1]
-    totals = group_totals(weights)
-    group_ids = torch.arange(_GROUP_IDS, _GROUP_IDS + totals.shape[1], device=weights.device)
-    group = (totals / exponential_noise_on_device(keys, group_ids)).argmax(dim=1, keepdim=True)
-    total = totals.gather(1, group).squeeze(1)
-    ids = group * GROUP_SIZE + torch.arange(min(GROUP_SIZE, vocab_size), device=weights.device)
-    beyond = ids >= vocab_size
-    ids = ids.masked_fill_(beyond, 0)
-    scores = weights.gather(1, ids) / exponential_noise_on_device(keys, ids)
-    winner = scores.masked_fill_(beyond, -1.0).argmax(dim=1, keepdim=True)
-    return ids.gather(1, winner).squeeze(1), (total > 0) & total.isfinite()
-
-
-def group_totals(weights: torch.Tensor) -> torch.Tensor:
-    """Sum of each run of `GROUP_SIZE` weights [R, vocab_size] -> float32 [R, ceil(vocab_size / GROUP_SIZE)]."""
-    whole = weights.shape[1] // GROUP_SIZE
-    body = weights[:, : whole * GROUP_SIZE].view(weights.shape[0], whole, GROUP_SIZE).sum(dim=2)
-    if whole * GROUP_SIZE == weights.shape[1]:
-        return body
-    rest = weights[:, whole * GROUP_SIZE :].sum(dim=1, keepdim=True)
-    return torch.cat((body, rest), dim=1)
+def _noise(keys: Keys, ids: torch.Tensor) -> torch.Tensor:
+    """Noise for ids int64 [m] or [n, m] on their device; numpy makes it with less overhead where it can."""
+    if ids.device.type == "cpu":
+        return torch.from_numpy(exponential_noise(keys, ids.numpy().view(np.uint64)))
+    return exponential_noise_on_device(torch.from_numpy(keys.view(np.int64)).to(ids.device), ids)

@@ -36,6 +36,8 @@ class StepPlan:
         index: the same, int64 [R] on the device.
         any_greedy: whether some row takes its highest logit.
         chunks: the other rows, to be drawn.
+        drawn_rows: all of them in the order of the chunks, int64 [n], host; `drawn` is the same as an index.
+        seed_keys: `mix64` of their seeds, uint64 [n], host.
         temperature: float32 [R, 1] on the device, 1.0 for greedy rows; None when all are 1.0.
         logprobs: per logits row, None where nothing is asked.
         logprob_rows: index of the logits rows that ask; None when nobody does.
@@ -46,6 +48,9 @@ class StepPlan:
     index: torch.Tensor
     any_greedy: bool
     chunks: tuple[DrawChunk, ...]
+    drawn_rows: IntArray
+    drawn: slice | torch.Tensor
+    seed_keys: Keys
     temperature: torch.Tensor | None
     logprobs: tuple[LogprobRequest | None, ...]
     logprob_rows: slice | torch.Tensor | None
@@ -64,7 +69,7 @@ class RowParameters:
         self._vocab_size = vocab_size
         self._device = device
         self._temperature: npt.NDArray[np.float32] = np.zeros(max_rows, dtype=np.float32)
-        self._top_k: IntArray = np.full(max_rows, vocab_size, dtype=np.int64)
+        self._top_k: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._top_p: npt.NDArray[np.float64] = np.ones(max_rows)
         self._min_p: npt.NDArray[np.float64] = np.zeros(max_rows)
         self._seed_key: Keys = np.zeros(max_rows, dtype=np.uint64)
@@ -75,7 +80,7 @@ class RowParameters:
         """Take over an added row's parameters."""
         row, params = added.row, added.params
         self._temperature[row] = params.temperature
-        self._top_k[row] = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        self._top_k[row] = params.top_k if params.top_k < self._vocab_size else 0
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._seed_key[row] = mix64(added.seed)
@@ -103,11 +108,13 @@ class RowParameters:
         temperature = self._temperature[host]
         greedy = temperature == 0
         scale = np.where(greedy, np.float32(1.0), temperature)
-        is_cut = (self._top_k[host] < self._vocab_size) | (self._top_p[host] < 1) | (self._min_p[host] > 0)
-        pieces = [
-            self._chunk(piece, host, cuts=cuts)
-            for cuts, chosen in ((False, ~greedy & ~is_cut), (True, ~greedy & is_cut))
-            for piece in chunks_of(np.flatnonzero(chosen), self._vocab_size, self._device)
+        is_cut = (self._top_k[host] > 0) | (self._top_p[host] < 1) | (self._min_p[host] > 0)
+        drawn = [np.flatnonzero(~greedy & ~is_cut), np.flatnonzero(~greedy & is_cut)]
+        drawn_rows = np.concatenate(drawn)
+        chunks = [
+            self._chunk(piece, host, cuts=bool(cuts))
+            for cuts, chosen in enumerate(drawn)
+            for piece in chunks_of(chosen, self._vocab_size, self._device)
         ]
         wants = tuple(self._logprobs[row] for row in rows)
         asking = [row for row, want in enumerate(wants) if want is not None]
@@ -116,7 +123,10 @@ class RowParameters:
             host_rows=host,
             index=self._to_device(host),
             any_greedy=bool(greedy.any()),
-            chunks=tuple(pieces),
+            chunks=tuple(chunks),
+            drawn_rows=drawn_rows,
+            drawn=as_index(drawn_rows, self._device) if drawn_rows.size else slice(0, 0),
+            seed_keys=self._seed_key[host[drawn_rows]],
             temperature=None if (scale == 1).all() else self._to_device(scale).unsqueeze(1),
             logprobs=wants,
             logprob_rows=as_index(np.array(asking, dtype=np.int64), self._device) if asking else None,
@@ -127,9 +137,8 @@ class RowParameters:
         rows = host[piece]
         temperature = self._temperature[rows]
         return DrawChunk(
-            host_rows=piece,
             rows=as_index(piece, self._device),
-            seed_keys=self._seed_key[rows],
+            num_rows=piece.size,
             temperature=None if (temperature == 1).all() else self._to_device(temperature).unsqueeze(1),
             cuts=Cuts(self._top_k[rows], self._top_p[rows], self._min_p[rows]) if cuts else None,
         )

@@ -14,12 +14,13 @@ import torch
 
 from common.engine.outputs import PositionLogprobs
 from common.engine.sampling.batch_state import AddedRow, BatchUpdate, LogitsRows
-from common.engine.sampling.draw import draw
+from common.engine.sampling.draw import Drawer
 from common.engine.sampling.grammar_mask import allows_only, apply_bitmask
 from common.engine.sampling.logprobs import position_logprobs
 from common.engine.sampling.pipeline import Pipeline
 from common.engine.sampling.processors.processor import LogitsProcessor, ProcessorContext
 from common.engine.sampling.processors.thinking_budget import OutputMarkers
+from common.engine.sampling.random import row_keys
 from common.engine.sampling.row_parameters import RowParameters, StepPlan
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
@@ -69,6 +70,7 @@ class Sampler:
         self._parameters = RowParameters(vocab_size, max_rows, device)
         context = ProcessorContext(vocab_size=vocab_size, max_rows=max_rows, device=device)
         self._pipeline = Pipeline(context, processors, markers)
+        self._drawer = Drawer(vocab_size, device)
         self._plan: StepPlan | None = None
 
     def update_batch(self, update: BatchUpdate) -> None:
@@ -191,10 +193,10 @@ class Sampler:
             return logits, token_ids, usable
         logits, is_scaled = self._pipeline.change_random(logits, rows, plan)
         report_processed = plan.logprob_rows is not None and self._mode.startswith("processed")
-        for chunk in plan.chunks:
-            token_ids[chunk.rows], usable[chunk.rows] = draw(
-                logits, chunk, rows.positions, is_scaled=is_scaled, report_processed=report_processed
-            )
+        keys = row_keys(plan.seed_keys, rows.positions[plan.drawn_rows])
+        token_ids[plan.drawn], usable[plan.drawn] = self._drawer.draw(
+            logits, plan.chunks, keys, is_scaled=is_scaled, report_processed=report_processed
+        )
         return logits, token_ids, usable
 
     def _report(

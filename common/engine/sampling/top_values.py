@@ -8,17 +8,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_GROUP = 64
+GROUP_SIZE = 128
+"""Values per group; vocabularies are mostly multiples of it. The race's groups are these too, so it is part of what a
+seed means: another size draws other tokens."""
 _WORTH_GROUPING = 4
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
 
 
-def highest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` highest of each row float32 [n, size], descending, float32 [n, count]; `count <= size`."""
+def group_maxima(values: torch.Tensor) -> torch.Tensor:
+    """Highest value of each whole group of float32 [n, size], float32 [n, size // GROUP_SIZE]."""
+    num_groups = values.shape[1] // GROUP_SIZE
+    return values[:, : num_groups * GROUP_SIZE].view(values.shape[0], num_groups, GROUP_SIZE).amax(dim=2)
+
+
+def highest(values: torch.Tensor, count: int, maxima: torch.Tensor | None = None) -> torch.Tensor:
+    """The `count` highest of each row float32 [n, size], descending, float32 [n, count]; `count <= size`.
+
+    `maxima` are the rows' `group_maxima`, where they are known already.
+    """
     if values.device.type != "cpu":
         return values.topk(count, dim=1).values
-    candidates, _ = _candidates(values, count)
+    candidates: FloatArray = values.numpy()
+    if _pays(count, values.shape[1]):
+        candidates = _of_groups(values, _best_groups(values, count, maxima))
     if count < candidates.shape[1]:
         candidates = np.partition(candidates, candidates.shape[1] - count, axis=1)[:, -count:]
     return torch.from_numpy(np.sort(candidates, axis=1)[:, ::-1].copy())
@@ -26,28 +39,36 @@ def highest(values: torch.Tensor, count: int) -> torch.Tensor:
 
 def highest_with_places(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """`highest`, and where they are: int64 [n, count]. Of values tied with the last, any may be named."""
-    if values.device.type != "cpu" or count == 0:
+    if values.device.type != "cpu" or not count or not _pays(count, values.shape[1]):
         found = values.topk(count, dim=1)
         return found.values, found.indices
-    candidates, places = _candidates(values, count)
-    top = torch.from_numpy(candidates).topk(count, dim=1)
-    if places is None:
-        return top.values, top.indices
-    return top.values, torch.from_numpy(places).gather(1, top.indices)
+    groups = _best_groups(values, count)
+    top = torch.from_numpy(_of_groups(values, groups)).topk(count, dim=1)
+    at = top.indices.numpy()
+    # Candidates are the groups one after another, then what follows the last whole group.
+    group = np.take_along_axis(groups, np.minimum(at // GROUP_SIZE, count - 1), axis=1)
+    rest = at - count * GROUP_SIZE + values.shape[1] // GROUP_SIZE * GROUP_SIZE
+    places = np.where(at < count * GROUP_SIZE, group * GROUP_SIZE + at % GROUP_SIZE, rest)
+    return top.values, torch.from_numpy(places)
 
 
-def _candidates(values: torch.Tensor, count: int) -> tuple[FloatArray, IndexArray | None]:
-    """A superset of each row's `count` highest, float32 [n, m], and their places int64 [n, m]; None: all, in order."""
-    size = values.shape[1]
-    num_groups = size // _GROUP
-    host: FloatArray = values.numpy()
-    if count * _GROUP * _WORTH_GROUPING > size:
-        return host, None
-    grouped = values[:, : num_groups * _GROUP].view(values.shape[0], num_groups, _GROUP)
-    maxima = grouped.amax(dim=2).numpy()
-    chosen = np.argpartition(maxima, num_groups - count, axis=1)[:, -count:]
-    places = (chosen[:, :, None] * _GROUP + np.arange(_GROUP)).reshape(values.shape[0], -1)
-    rest = np.arange(num_groups * _GROUP, size)
-    if rest.size:
-        places = np.concatenate((places, np.broadcast_to(rest, (values.shape[0], rest.size))), axis=1)
-    return np.take_along_axis(host, places, axis=1), places
+def _pays(count: int, size: int) -> bool:
+    """Whether looking at groups is less work than looking at everything."""
+    return count * GROUP_SIZE * _WORTH_GROUPING <= size
+
+
+def _best_groups(values: torch.Tensor, count: int, maxima: torch.Tensor | None = None) -> IndexArray:
+    """The groups with the `count` highest maxima of each row, int64 [n, count]."""
+    tops = (group_maxima(values) if maxima is None else maxima).numpy()
+    return np.argpartition(tops, tops.shape[1] - count, axis=1)[:, -count:]
+
+
+def _of_groups(values: torch.Tensor, groups: IndexArray) -> FloatArray:
+    """Values of the groups int64 [n, count], and of what follows the last whole group; float32 [n, m]."""
+    num_rows, size = values.shape
+    num_groups = size // GROUP_SIZE
+    body = values[:, : num_groups * GROUP_SIZE].view(num_rows, num_groups, GROUP_SIZE).numpy()
+    chosen: FloatArray = body[np.arange(num_rows)[:, None], groups].reshape(num_rows, -1)
+    if num_groups * GROUP_SIZE == size:
+        return chosen
+    return np.concatenate((chosen, values[:, num_groups * GROUP_SIZE :].numpy()), axis=1)

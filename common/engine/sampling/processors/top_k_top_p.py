@@ -17,28 +17,25 @@ import torch
 
 from common.engine.sampling.top_values import highest
 
-_HEADS = (128, 1024)
+_HEADS = (64, 1024)
 """Highest probabilities sorted first, then next, when looking for a nucleus."""
-_LOWEST = 2.0**-60
-"""A threshold below this is taken as this: such a token comes once in 10^18."""
-_BELOW_ONE = 1.0 - 2.0**-24
-"""The largest float32 below 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Parameters of n rows, host arrays [n]: top_k int64 (vocab_size = off), top_p and min_p float64 (1, 0 = off)."""
+    """Parameters of n rows, host arrays [n]: top_k int64 (off: 0), top_p float64 (off: 1), min_p float64 (off: 0)."""
 
     top_k: npt.NDArray[np.int64]
     top_p: npt.NDArray[np.float64]
     min_p: npt.NDArray[np.float64]
 
 
-def thresholds(probabilities: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+def thresholds(probabilities: torch.Tensor, maxima: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     """The lowest probability that stays in each row; 0 keeps all.
 
     Args:
-        probabilities: float32 [n, vocab_size], softmax of the logits; not changed.
+        probabilities: float32 [n, m], softmax of the logits, then zeros up to whole groups; not changed.
+        maxima: of its groups, float32 [n, G], from `group_maxima`.
         cuts: of these rows.
 
     Returns:
@@ -46,11 +43,11 @@ def thresholds(probabilities: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     """
     lowest = torch.zeros(probabilities.shape[0], device=probabilities.device)
     if (cuts.min_p > 0).any():
-        lowest = _moved(cuts.min_p.astype(np.float32), lowest) * probabilities.amax(dim=1)
-    if (cuts.top_k < probabilities.shape[1]).any():
-        lowest = torch.maximum(lowest, _kth_highest(probabilities, cuts.top_k))
+        lowest = _moved(cuts.min_p.astype(np.float32), lowest) * maxima.amax(dim=1)
+    if (cuts.top_k > 0).any():
+        lowest = torch.maximum(lowest, _kth_highest(probabilities, maxima, cuts.top_k))
     if (cuts.top_p < 1).any():
-        lowest = torch.maximum(lowest, _nucleus_edge(probabilities, lowest, cuts.top_p))
+        lowest = torch.maximum(lowest, _nucleus_edge(probabilities, maxima, lowest, cuts.top_p))
     return lowest
 
 
@@ -58,42 +55,34 @@ def _moved(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(values).to(like.device)
 
 
-def keep(probabilities: torch.Tensor, lowest: torch.Tensor) -> torch.Tensor:
-    """Weights that are 0 below `lowest` float32 [n] and proportional to float32 [n, vocab_size] elsewhere, in place.
-
-    Scaled by the threshold first, so that all rows share the threshold 1 and one vectorised pass applies it. Division
-    rounds correctly: no value below the threshold becomes 1.
-    """
-    scaled = probabilities.div_(lowest.clamp(min=_LOWEST).unsqueeze(1))
-    return torch.threshold_(scaled, _BELOW_ONE, 0.0)
-
-
-def _kth_highest(probabilities: torch.Tensor, k: npt.NDArray[np.int64]) -> torch.Tensor:
-    """The k-th highest value of each row, float32 [n]; 0 where k is the vocabulary size."""
-    active = k < probabilities.shape[1]
-    head = highest(probabilities, int(k[active].max()))
+def _kth_highest(probabilities: torch.Tensor, maxima: torch.Tensor, k: npt.NDArray[np.int64]) -> torch.Tensor:
+    """The k-th highest value of each row, float32 [n]; 0 where k is 0."""
+    active = k > 0
+    head = highest(probabilities, int(k.max()), maxima)
     place = _moved(np.where(active, k - 1, 0), probabilities).unsqueeze(1)
     return head.gather(1, place).squeeze(1).masked_fill_(_moved(~active, probabilities), 0.0)
 
 
-def _nucleus_edge(probabilities: torch.Tensor, lowest: torch.Tensor, top_p: npt.NDArray[np.float64]) -> torch.Tensor:
+def _nucleus_edge(
+    probabilities: torch.Tensor, maxima: torch.Tensor, lowest: torch.Tensor, top_p: npt.NDArray[np.float64]
+) -> torch.Tensor:
     """The lowest probability inside each nucleus, float32 [n]; 0 where top_p is off.
 
     Args:
-        probabilities: float32 [n, vocab_size].
+        probabilities: float32 [n, m].
+        maxima: of its groups.
         lowest: float32 [n], what min_p and top_k keep; the nucleus is a share of that mass.
         top_p: float64 [n].
     """
-    vocab_size = probabilities.shape[1]
+    size = probabilities.shape[1]
     edges = torch.zeros_like(lowest)
-    open_rows = np.flatnonzero(top_p < 1)
     whole = probabilities.sum(dim=1).to(torch.float64)
-    for length in (*(head for head in _HEADS if head < vocab_size), vocab_size):
+    open_rows = np.flatnonzero(top_p < 1)
+    for length in (*(head for head in _HEADS if head < size), size):
         rows = _moved(open_rows, probabilities)
-        of_rows = probabilities if len(open_rows) == len(top_p) else probabilities[rows]
-        share = _moved(top_p[open_rows], probabilities)
-        found, is_inside = _edges(highest(of_rows, length), lowest[rows], share, whole[rows])
-        edges[rows] = found
+        is_all = len(open_rows) == len(top_p)
+        head = highest(*((probabilities, length, maxima) if is_all else (probabilities[rows], length, maxima[rows])))
+        edges[rows], is_inside = _edges(head, lowest[rows], _moved(top_p[open_rows], probabilities), whole[rows])
         open_rows = open_rows[~is_inside.cpu().numpy()]
         if not open_rows.size:
             break

@@ -4,8 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.engine.sampling.race import GROUP_SIZE, group_totals, race, race_on_device
-from common.engine.sampling.random import mix64, row_keys
+from common.engine.sampling.race import Cut, first_round, group_noise, second_round
+from common.engine.sampling.random import exponential_noise, mix64, row_keys
+from common.engine.sampling.top_values import GROUP_SIZE, group_maxima
+from tests.support.sampling_batch import CPU
 
 
 def keys(num_rows: int, start: int = 0) -> np.ndarray:
@@ -13,44 +15,59 @@ def keys(num_rows: int, start: int = 0) -> np.ndarray:
     return row_keys(seeds, np.zeros(num_rows, dtype=np.int64))
 
 
-def as_tensor(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(values.view(np.int64))
+def race(weights: torch.Tensor, row_keys: np.ndarray, lowest: torch.Tensor | None = None):
+    noise = group_noise(row_keys, weights.shape[1], CPU)
+    whole = torch.nn.functional.pad(weights, (0, -weights.shape[1] % GROUP_SIZE))
+    cut = None if lowest is None else Cut(lowest, group_maxima(whole))
+    return second_round(first_round(whole, noise, cut), row_keys)
 
 
-@settings(max_examples=30, deadline=None)
-@given(vocab_size=st.integers(1, 3 * GROUP_SIZE), start=st.integers(0, 1 << 60))
-def test_host_and_device_races_have_the_same_winners(vocab_size, start):
-    weights = torch.rand(5, vocab_size, generator=torch.Generator().manual_seed(start % (1 << 31)))
-    tokens, usable = race(weights, keys(5, start))
-    other_tokens, other_usable = race_on_device(weights, as_tensor(keys(5, start)))
-    assert tokens.tolist() == other_tokens.tolist()
-    assert usable.tolist() == other_usable.tolist()
+@settings(max_examples=40, deadline=None)
+@given(vocab_size=st.integers(1, 3 * GROUP_SIZE), seed=st.integers(0, 1 << 31))
+def test_the_winner_is_the_best_token_of_the_best_group(vocab_size, seed):
+    weights = np.random.default_rng(seed).random((1, vocab_size)).astype(np.float32)
+    starts = range(0, vocab_size, GROUP_SIZE)
+    totals = [weights[0, start : start + GROUP_SIZE].sum() for start in starts]
+    group_draws = exponential_noise(keys(1, seed), np.arange(len(starts), dtype=np.uint64) + np.uint64(1 << 32))[0]
+    group = int(np.argmax(totals / group_draws))
+    ids = np.arange(group * GROUP_SIZE, min((group + 1) * GROUP_SIZE, vocab_size))
+    draws = exponential_noise(keys(1, seed), ids.astype(np.uint64))[0]
+    expected = ids[np.argmax(weights[0, ids] / draws)]
+    assert race(torch.from_numpy(weights), keys(1, seed))[0].tolist() == [expected]
 
 
-@pytest.mark.parametrize("run", [race, lambda weights, rows: race_on_device(weights, as_tensor(rows))])
-@pytest.mark.parametrize("only", [0, 255, 256, 599])
-def test_the_only_token_with_weight_always_wins(run, only):
+@pytest.mark.parametrize("only", [0, 127, 128, 599])
+def test_the_only_token_with_weight_always_wins(only):
     weights = torch.zeros(40, 600)
     weights[:, only] = 1e-30
-    tokens, usable = run(weights, keys(40))
+    tokens, usable = race(weights, keys(40))
     assert set(tokens.tolist()) == {only}
     assert usable.all()
 
 
-@pytest.mark.parametrize("run", [race, lambda weights, rows: race_on_device(weights, as_tensor(rows))])
-def test_rows_without_weight_or_with_nonsense_are_not_usable(run):
+def test_rows_without_weight_or_with_nonsense_are_not_usable():
     weights = torch.ones(4, 600)
     weights[0] = 0
     weights[1, 3] = torch.nan
     weights[2, 3] = torch.inf
-    _, usable = run(weights, keys(4))
+    _, usable = race(weights, keys(4))
     assert usable.tolist() == [False, False, False, True]
 
 
-@pytest.mark.parametrize("vocab_size", [1, 255, 256, 257, 1000])
-def test_group_totals_cover_every_token_once(vocab_size):
-    totals = group_totals(torch.ones(2, vocab_size))
-    assert totals.sum(dim=1).tolist() == [vocab_size, vocab_size]
+@settings(max_examples=40, deadline=None)
+@given(vocab_size=st.integers(1, 3 * GROUP_SIZE), seed=st.integers(0, 1 << 31), quantile=st.floats(0, 1))
+def test_a_cut_draws_what_zeroed_weights_would(vocab_size, seed, quantile):
+    weights = torch.rand(6, vocab_size, generator=torch.Generator().manual_seed(seed)) + 1e-3
+    lowest = weights.quantile(quantile, dim=1, interpolation="nearest")
+    zeroed = weights.where(weights >= lowest.unsqueeze(1), 0.0)
+    assert race(weights, keys(6), lowest)[0].tolist() == race(zeroed, keys(6))[0].tolist()
+
+
+def test_a_threshold_keeps_its_own_value_and_drops_the_next_one_below():
+    for value in torch.rand(200, generator=torch.Generator().manual_seed(1)):
+        weights = torch.stack((value, torch.nextafter(value, torch.tensor(0.0)))).unsqueeze(0)
+        tokens = [race(weights, keys(1, seed), value.unsqueeze(0))[0].item() for seed in range(8)]
+        assert tokens == [0] * 8
 
 
 def test_drawn_token_does_not_depend_on_the_scale_of_the_weights():

@@ -6,14 +6,20 @@ from hypothesis import strategies as st
 
 from common.engine.sampling.params import SamplingParams
 from common.engine.sampling.processors.top_k_top_p import Cuts, thresholds
+from common.engine.sampling.top_values import GROUP_SIZE, group_maxima
 from tests.support.reference_sampler import processed_distribution
+
+
+def edge_of(weights: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+    whole = torch.nn.functional.pad(weights, (0, -weights.shape[1] % GROUP_SIZE))
+    return thresholds(whole, group_maxima(whole), cuts)
 
 
 def kept(logits, *, top_k=0, top_p=1.0, min_p=0.0) -> set[int]:
     logits = torch.tensor([logits], dtype=torch.float32)
     weights = torch.softmax(logits, dim=1)
-    cuts = Cuts(np.array([top_k or logits.shape[1]]), np.array([top_p]), np.array([min_p]))
-    return set(torch.nonzero(weights[0] >= thresholds(weights, cuts)[0]).flatten().tolist())
+    cuts = Cuts(np.array([top_k]), np.array([top_p]), np.array([min_p]))
+    return set(torch.nonzero(weights[0] >= edge_of(weights, cuts)[0]).flatten().tolist())
 
 
 def test_top_k_keeps_exactly_k_tokens():
@@ -80,8 +86,8 @@ def test_rows_of_any_shape_are_cut_as_defined_also_beyond_the_sorted_head(seed, 
     logits = np.random.default_rng(seed).normal(0, spread, (3, 3000)).astype(np.float32)
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
     weights = torch.softmax(torch.from_numpy(logits), dim=1)
-    cuts = Cuts(np.full(3, top_k or 3000), np.full(3, top_p), np.full(3, min_p))
-    weights = weights.where(weights >= thresholds(weights, cuts).unsqueeze(1), 0.0)
+    cuts = Cuts(np.full(3, top_k), np.full(3, top_p), np.full(3, min_p))
+    weights = weights.where(weights >= edge_of(weights, cuts).unsqueeze(1), 0.0)
     ours = weights / weights.sum(dim=1, keepdim=True)
     for row in range(3):
         expected = processed_distribution(logits[row], params, (), (), frozenset())
@@ -93,13 +99,13 @@ def test_rows_are_cut_independently_of_their_neighbours():
         [[0.1], [1], [2], [4], [6], [9]]
     )
     cuts = Cuts(
-        np.array([2000, 2000, 7, 2000, 900, 2000]),
+        np.array([0, 0, 7, 0, 900, 0]),
         np.array([0.9, 1.0, 0.8, 0.99, 0.5, 1.0]),
         np.array([0, 0.1, 0, 0, 0.2, 0.0]),
     )
     weights = torch.softmax(logits, dim=1)
-    together = thresholds(weights, cuts)
+    together = edge_of(weights, cuts)
     for row in range(6):
         one = slice(row, row + 1)
-        alone = thresholds(weights[one], Cuts(cuts.top_k[one], cuts.top_p[one], cuts.min_p[one]))
+        alone = edge_of(weights[one], Cuts(cuts.top_k[one], cuts.top_p[one], cuts.min_p[one]))
         assert torch.equal(alone, together[one])
