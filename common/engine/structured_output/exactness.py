@@ -4,6 +4,7 @@ Owns: one table per backend, checked against `jsonschema` in the tests. Pure. Ex
 A library that refuses by itself needs no entry here; these are the keywords it would take and then not keep.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from common.engine.structured_output.json_schema import ANNOTATIONS, Schema, is_schema, walk
@@ -12,8 +13,10 @@ from common.engine.structured_output.normalise import OLD_DRAFTS, draft_of
 Gap = str
 """One sentence: which keyword, where, why."""
 
+_PLAIN = re.compile(r"[ !#-\[\]-~]*")
+Shapes = tuple[frozenset[str], ...]
 _OBJECT_KEYS = frozenset({"type", "properties", "required", "additionalProperties"})
-_STRICT_SHAPES: tuple[frozenset[str], ...] = (
+_XGRAMMAR_SHAPES: Shapes = (
     frozenset({"$ref"}),
     frozenset({"anyOf"}),
     frozenset({"const"}),
@@ -27,6 +30,24 @@ _STRICT_SHAPES: tuple[frozenset[str], ...] = (
 )
 """Sets of keywords that xgrammar 0.2.9 keeps when a node has no others. Beside each other it drops some (`pattern` and
 `maxLength`), and what it cannot say (`not`, overlapping `oneOf`, `multipleOf`) it leaves out with a line on stderr."""
+
+
+_OUTLINES_SHAPES: Shapes = (
+    frozenset({"anyOf"}),
+    frozenset({"const"}),
+    frozenset({"enum"}),
+    frozenset({"type", "minLength", "maxLength"}),
+    frozenset({"type", "items", "minItems", "maxItems"}),
+    _OBJECT_KEYS,
+)
+_ENFORCER_SHAPES: Shapes = (
+    frozenset({"$ref"}),
+    frozenset({"anyOf"}),
+    frozenset({"enum"}),
+    frozenset({"type", "minLength", "maxLength"}),
+    frozenset({"type", "items", "minItems", "maxItems"}),
+    _OBJECT_KEYS,
+)
 
 
 def gaps(backend: str, schema: Schema) -> tuple[Gap, ...]:
@@ -55,7 +76,7 @@ def _xgrammar_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
     keywords = frozenset(node) - ANNOTATIONS - {"$defs", "definitions"}
     if not keywords:
         return
-    if not any(keywords <= shape for shape in _STRICT_SHAPES):
+    if not any(keywords <= shape for shape in _XGRAMMAR_SHAPES):
         yield f"{_names(keywords)} in one schema cannot be relied on with xgrammar"
     elif keywords <= _OBJECT_KEYS and ("properties" in node or "required" in node):
         declared = node.get("properties")
@@ -67,6 +88,45 @@ def _xgrammar_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
             yield "`required` names an undeclared property"
     if "pattern" in keywords and "type" not in keywords:
         yield "`pattern` without `type`"
+
+
+def _outlines_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
+    """outlines-core leaves out what it does not know without a word, and cannot recurse."""
+    del root
+    yield from _shape_gaps(node, _OUTLINES_SHAPES, "outlines")
+    yield from _spelling_gaps(node, "outlines")
+    if "$ref" in node:
+        yield "`$ref` cannot be relied on with outlines"
+    if "properties" in node and node.get("additionalProperties") is not False:
+        yield "declared beside undeclared properties"
+
+
+def _enforcer_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
+    """So does lm-format-enforcer; it also forgets escapes."""
+    del root
+    yield from _shape_gaps(node, _ENFORCER_SHAPES, "lm-format-enforcer")
+    yield from _spelling_gaps(node, "lm-format-enforcer")
+    if node.get("type") == "integer":
+        yield "`integer`: lm-format-enforcer lets it have a negative exponent"
+    if node.get("maxItems") == 0:
+        yield "`maxItems: 0` is ignored by lm-format-enforcer"
+    if "properties" in node and node.get("additionalProperties") is not False:
+        yield "declared beside undeclared properties"
+
+
+def _spelling_gaps(node: Schema, library: str) -> Iterator[Gap]:
+    """Names and listed values that would need escapes, or more than one byte per character."""
+    names = node.get("properties")
+    listed = node.get("enum")
+    texts = [*(names if is_schema(names) else []), *(listed if isinstance(listed, list) else []), node.get("const", "")]
+    if not all(isinstance(text, str) and _PLAIN.fullmatch(text) for text in texts):
+        yield f"names and listed values must be plain ASCII strings for {library}"
+
+
+def _shape_gaps(node: Schema, shapes: Shapes, library: str) -> Iterator[Gap]:
+    keywords = frozenset(node) - ANNOTATIONS - {"$defs", "definitions"}
+    if not any(keywords <= shape for shape in shapes):
+        yield f"{_names(keywords)} in one schema cannot be relied on with {library}"
 
 
 def _num_required(node: Schema) -> int:
@@ -85,4 +145,6 @@ def _names(keywords: frozenset[str]) -> str:
 _TABLES: Mapping[str, Callable[[Schema, Schema], Iterator[Gap]]] = {
     "guidance": _guidance_gaps,
     "xgrammar": _xgrammar_gaps,
+    "outlines": _outlines_gaps,
+    "lm-format-enforcer": _enforcer_gaps,
 }

@@ -3,12 +3,10 @@
 Owns: its source forms. Pure; no compiling here. Its options for JSON: `guidance_options`.
 """
 
-import json
-import re
-
 import llguidance
 
 from common.engine.structured_output.guidance_options import json_options
+from common.engine.structured_output.patterns import choice_pattern
 from common.errors import ConstraintRejected
 from common.wire.constraint import Constraint, ConstraintKind
 
@@ -27,16 +25,10 @@ def grammar_source(constraint: Constraint) -> str:
     if kind is ConstraintKind.REGEX:
         return str(llguidance.LLMatcher.grammar_from_regex(value))
     if kind is ConstraintKind.CHOICE:
-        pattern = "|".join(_escape(choice) for choice in json.loads(value))
-        return str(llguidance.LLMatcher.grammar_from_regex(f"({pattern})"))
+        return str(llguidance.LLMatcher.grammar_from_regex(choice_pattern(value)))
     if kind is ConstraintKind.GRAMMAR:
         return str(llguidance.LLMatcher.grammar_from_lark(value))
     raise ConstraintRejected(f"the guidance backend does not take {kind.value}", constraint.field)
-
-
-def _escape(text: str) -> str:
-    """`text` as a regex that matches only it."""
-    return re.sub(r"[^A-Za-z0-9_\u0080-\U0010ffff]", lambda match: f"\\x{{{ord(match.group()):x}}}", text)
 
 
 def _from_schema(schema: str, constraint: Constraint) -> str:

@@ -95,7 +95,7 @@ class LocalGrammarService:
         self._probe_threads = ThreadPoolExecutor(max_workers=_PROBES, thread_name_prefix="grammar-probe")
         if warm:
             self._probe_threads.submit(self._warm)
-        self._backends.get("guidance")
+        self._backends.get("guidance" if config.backend == "auto" else config.backend)
 
     def check(self, constraint: Constraint) -> None:
         """Cheap refusal at the door. Raises `ConstraintRejected`."""
