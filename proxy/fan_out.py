@@ -47,11 +47,12 @@ def prompts_of(call: Call) -> list[msgspec.Raw]:
     Raises:
         InvalidRequest: more than anybody should ask for at once.
     """
-    raw = bytes(call.fields.get("prompt", b"")).strip()
-    # A list of numbers is one prompt of token ids, and may be long: two characters tell.
-    if call.path != _COMPLETIONS or raw[:1] != b"[" or raw[1:].lstrip()[:1] not in (b'"', b"["):
+    prompt = call.fields.get("prompt")
+    # Prompts may be long: their first characters tell whether to look closer. A list of numbers is one prompt.
+    start = b"" if prompt is None else bytes(memoryview(prompt)[:64])
+    if call.path != _COMPLETIONS or prompt is None or start[:1] != b"[" or start[1:].lstrip()[:1] not in (b'"', b"["):
         return []
-    prompts = msgspec.json.decode(raw, type=list[msgspec.Raw])
+    prompts = msgspec.json.decode(prompt, type=list[msgspec.Raw])
     if len(prompts) > MAX_PROMPTS:
         raise InvalidRequest(f"at most {MAX_PROMPTS} prompts in one request, not {len(prompts)}", param="prompt")
     return prompts if len(prompts) > 1 else []
@@ -98,7 +99,7 @@ class FanOut:
 
     async def begin(self, part_breakdown: Breakdown, started: Started) -> None:
         """One part has its first byte; return when all have, with the response under way if it is a stream."""
-        if self._slowest is None or part_breakdown.ttft_s > self._slowest.ttft_s:
+        if self._slowest is None or part_breakdown.total_s > self._slowest.total_s:
             self._slowest = part_breakdown
         self._num_began += 1
         if self._num_began == len(self._parts):

@@ -159,7 +159,8 @@ class Journey:
             raise
         finally:
             # After the bytes have left: counting is no part of what it counts.
-            self._services.metrics.observe_ttft(self._call.kind, breakdown.ttft_s, breakdown.stages_s)
+            if breakdown.ttft_s is not None:
+                self._services.metrics.observe_ttft(self._call.kind, breakdown.ttft_s, breakdown.stages_s)
 
     def _release_kv(self) -> None:
         if self._prefilled is not None and self._services.config.dialect == "pd":

@@ -75,7 +75,7 @@ class ProxyMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._ttft = self._durations(TTFT.name, "Request received to first byte sent.", TTFT.labels, TTFT_BUCKETS_S)
+        self._ttft = self._durations(TTFT.name, "Request received to first token sent.", TTFT.labels, TTFT_BUCKETS_S)
         self._stages = self._durations(TTFT_STAGE.name, TTFT_STAGE.help, TTFT_STAGE.labels, STAGE_BUCKETS_S)
         self.loop_lag = self._durations(
             "pd_proxy_loop_lag_seconds", "How late the event loop was, sampled.", (), SHORT_BUCKETS_S

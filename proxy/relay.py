@@ -17,6 +17,7 @@ from common.wire import timing
 from proxy.call import TIMELINE, Call
 from proxy.decode_leg import Started
 from proxy.incoming import REQUEST_ID
+from proxy.time_limits import Limit, TimeLimits
 from proxy.ttft import Breakdown, to_json
 from proxy.upstream import Answer
 
@@ -24,7 +25,6 @@ _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _KEPT_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate")
 _END = sse.DONE_LINE.removeprefix(b"data: ")
 _STALLED_CLIENT_S = 1.0
-_RENEW_IDLE_S = 1.0
 
 
 class _ChunkHead(msgspec.Struct):
@@ -40,13 +40,20 @@ class HttpClient:
     Args:
         request: the client's request.
         call: the same, as the journey sees it.
+        limits: for the next one.
         stream_idle_s: longest silence of D that is waited out.
         headers: sent with every answer (CORS).
     """
 
     def __init__(
-        self, request: web.BaseRequest, call: Call, stream_idle_s: float, headers: Mapping[str, str] | None = None
+        self,
+        request: web.BaseRequest,
+        call: Call,
+        limits: TimeLimits,
+        stream_idle_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        self._limits = limits
         self._request = request
         self._call = call
         self._stream_idle_s = stream_idle_s
@@ -128,15 +135,15 @@ class HttpClient:
     def _head(self, breakdown: Breakdown, content_type: str) -> dict[str, str]:
         return {
             REQUEST_ID: self._call.request_id,
-            timing.HEADER: timing.encode({name: s for name, s in breakdown.stages_s.items() if s > 0}),
+            timing.HEADER: timing.encode(breakdown.shown_s()),
             "Content-Type": content_type,
             **self._headers,
         }
 
     async def _stream(self, response: web.StreamResponse, started: Started, passing: "_Passing") -> None:
         try:
-            async with asyncio.timeout(self._stream_idle_s) as scope:
-                await self._pump(response, started, passing, scope)
+            with self._limits.limit(self._stream_idle_s) as limit:
+                await self._pump(response, started, passing, limit)
         except TimeoutError as error:
             raise UpstreamTimeout("the decode engine fell silent") from error
         except UpstreamError:
@@ -145,11 +152,7 @@ class HttpClient:
                 raise
             await response.write_eof()
 
-    async def _pump(
-        self, response: web.StreamResponse, started: Started, passing: "_Passing", scope: asyncio.Timeout
-    ) -> None:
-        now = asyncio.get_running_loop().time
-        renewed = now()
+    async def _pump(self, response: web.StreamResponse, started: Started, passing: "_Passing", limit: Limit) -> None:
         chunk = started.first
         while chunk:
             out = passing.push(chunk)
@@ -160,9 +163,7 @@ class HttpClient:
                 return
             if out:
                 await response.write(out)
-            if now() - renewed > _RENEW_IDLE_S:
-                renewed = now()
-                scope.reschedule(renewed + self._stream_idle_s)
+            limit.renew(self._stream_idle_s)
             chunk = await started.answer.read_some()
         await response.write_eof(passing.end())
 

@@ -18,7 +18,7 @@ from common.serving.job import Job
 from common.serving.ports import Engine
 from common.serving.served_model import ServedModel
 from common.telemetry.metrics import Metrics
-from common.telemetry.timeline import Event, stages_s
+from common.telemetry.timeline import Event, stages_s, whole_s
 from common.wire import timing
 
 _log = structlog.get_logger(__name__)
@@ -72,7 +72,8 @@ class Responder:
     async def whole(self, http: web.Request, job: Job, form: WholeForm) -> web.Response:
         """Answer with one body.
 
-        `Server-Timing` covers received → first token handed to this side; decoding after it is in no stage.
+        `Server-Timing` covers received → first token handed to this side, and apart from that `decode`: first token →
+        last.
 
         Raises:
             PDError: the job failed; nothing has been sent.
@@ -80,6 +81,7 @@ class Responder:
         await self._generate(job, _WholeSink(job, form))
         # A one-token answer (every prefill leg) is answered now; a longer one was under way since its first token.
         job.timeline.mark(Event.ANSWERED)
+        job.timeline.mark(Event.COMPLETED)
         body = form.body()
         headers = {"Content-Type": error_body.CONTENT_TYPE, **answer_headers(http, job)}
         self._metrics.observe_ttft(job.kind, stages_s(job.timeline))
@@ -163,7 +165,8 @@ class _StreamSink:
 
 def answer_headers(http: web.Request, job: Job) -> Mapping[str, str]:
     """The request's label, echoed, and the stages so far."""
+    stages = whole_s(job.timeline) if Event.COMPLETED in job.timeline.at_s else stages_s(job.timeline)
     return {
         REQUEST_ID: http.headers.get(REQUEST_ID, job.answer_id),
-        timing.HEADER: timing.encode(stages_s(job.timeline)),
+        timing.HEADER: timing.encode(stages),
     }

@@ -23,6 +23,7 @@ class Event(Enum):
     HANDED_OFF = "handed_off"
     ANSWERED = "answered"
     FINISHED = "finished"
+    COMPLETED = "completed"
 
 
 @dataclass(slots=True)
@@ -42,6 +43,9 @@ class Timeline:
             return None
         return self.at_s[end] - self.at_s[start]
 
+
+DECODE = "decode"
+"""What an answer in one piece was still waited for after its first token: ANSWERED to COMPLETED, no part of TTFT."""
 
 STAGES = (
     # stage      from               ends at the first of these that happened
@@ -76,3 +80,8 @@ def stages_s(timeline: Timeline) -> dict[str, float]:
         result[name] = max(0.0, end_s - last_s)
         last_s = max(last_s, end_s)
     return result
+
+
+def whole_s(timeline: Timeline) -> dict[str, float]:
+    """The stages of an answer in one piece: those of its first token, and `decode`; they sum to COMPLETED - RECEIVED."""
+    return {**stages_s(timeline), DECODE: timeline.between_s(Event.ANSWERED, Event.COMPLETED) or 0.0}

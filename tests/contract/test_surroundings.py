@@ -20,10 +20,17 @@ async def rig() -> AsyncIterator[Rig]:
         yield running
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_timing_header_covers_the_first_token_and_no_more(rig: Rig, stream: bool):
-    answer = await rig.post(CHAT, {**BASE, "stream": stream})
+async def test_the_timing_header_of_a_stream_covers_the_first_token_and_no_more(rig: Rig):
+    answer = await rig.post(CHAT, {**BASE, "stream": True})
     assert timing.decode(answer.headers[timing.HEADER]) == STAGES
+
+
+async def test_the_timing_header_of_an_answer_in_one_piece_sets_apart_what_came_after_the_first_token(rig: Rig):
+    rig.engine.step_s = 0.125
+    answer = await rig.post(CHAT, BASE)
+    assert timing.decode(answer.headers[timing.HEADER]) == {**STAGES, "decode": 5 * 0.125}
+    one_token = await rig.post(CHAT, {**BASE, "max_tokens": 1})
+    assert timing.decode(one_token.headers[timing.HEADER]) == {**STAGES, "decode": 0.0}
 
 
 async def test_a_timeline_comes_on_request_in_the_last_chunk_or_the_body(rig: Rig):

@@ -209,7 +209,11 @@ async def test_an_answer_in_one_piece_holds_its_timeline_where_the_client_asked(
         _, _, plain = await r.post({"prompt": "x"})
         _, _, timed = await r.post({"prompt": "x", "timeline": True})
         assert "timeline" not in json.loads(plain)
-        assert set(json.loads(timed)["timeline"]["stages_ms"]) >= {"front", "prefill", "handoff", "pull", "return"}
+        timeline = json.loads(timed)["timeline"]
+        stages_ms = timeline["stages_ms"]
+        assert set(stages_ms) >= {"front", "prefill", "handoff", "pull", "return", "decode"}
+        assert sum(stages_ms.values()) == pytest.approx(timeline["total_ms"], abs=0.02)
+        assert timeline["ttft_ms"] == pytest.approx(timeline["total_ms"] - stages_ms["decode"], abs=0.02)
         assert timed.startswith(plain[:-1])
 
 

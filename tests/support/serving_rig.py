@@ -69,6 +69,7 @@ class ScriptedEngine:
         fail_after: tokens before `error` ends a request; None never.
         gate: when set, tokens after the first wait for it.
         refuses: raised by `submit`.
+        step_s: what each token after the first takes.
     """
 
     clock: ManualClock
@@ -77,6 +78,7 @@ class ScriptedEngine:
     error: PDError | None = None
     gate: asyncio.Event | None = None
     refuses: PDError | None = None
+    step_s: float = 0.0
     is_alive: bool = True
     requests: list[GenerateRequest] = field(default_factory=list)
     left: list[RequestId] = field(default_factory=list)
@@ -162,6 +164,8 @@ class ScriptedStream:
         if self._num_given == 1:
             self._engine.clock.advance(0.5)
             self._request.timeline.mark(Event.FIRST_TOKEN)
+        else:
+            self._engine.clock.advance(self._engine.step_s)
         return self._deltas.pop(0)
 
 

@@ -1,14 +1,17 @@
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.clock import ManualClock
 from proxy.phase import PhaseTrack, ProxyPhase
-from proxy.ttft import STAGES, take_apart
+from proxy.ttft import STAGES, take_apart, to_json
 
 SECONDS = st.floats(0, 10, allow_subnormal=False)
 ENGINE = st.dictionaries(
-    st.sampled_from(["front", "grammar", "queue", "schedule", "pull", "compute", "handoff", "answer", "strange"]),
+    st.sampled_from(
+        ["front", "grammar", "queue", "schedule", "pull", "compute", "handoff", "answer", "decode", "strange"]
+    ),
     SECONDS,
 )
 WAY = [ProxyPhase.ROUTED, ProxyPhase.PREFILLING, ProxyPhase.HANDED_OFF, ProxyPhase.STREAMING]
@@ -29,7 +32,13 @@ def test_the_stages_always_add_up_to_the_ttft(
 ) -> None:
     steps = [s for s in zip(WAY, durations, strict=True) if not (skips_p and s[0] is ProxyPhase.PREFILLING)]
     breakdown = take_apart(track(*steps), {} if skips_p else prefill_s, decode_s, is_stream=is_stream)
-    assert sum(breakdown.stages_s.values()) == pytest.approx(breakdown.ttft_s, abs=1e-9)
+    total_s = sum(seconds for _, seconds in steps)
+    assert breakdown.total_s == pytest.approx(total_s, abs=1e-9)
+    assert sum(breakdown.shown_s().values()) == pytest.approx(total_s, abs=1e-9)
+    if breakdown.ttft_s is not None:
+        assert sum(breakdown.stages_s.values()) == pytest.approx(breakdown.ttft_s, abs=1e-9)
+    assert (breakdown.ttft_s is None) == (not is_stream and not decode_s)
+    assert (breakdown.decode_s is None) == is_stream
     assert all(value >= -1e-9 for value in breakdown.stages_s.values())
     assert tuple(breakdown.stages_s) == STAGES
 
@@ -66,9 +75,34 @@ def test_time_lost_on_failed_legs_is_a_stage_of_its_own() -> None:
     assert {n: v for n, v in breakdown.stages_s.items() if v} == {"front": 1, "retry": 6, "prefill": 3, "first": 5}
 
 
-def test_an_answer_in_one_piece_ends_its_ttft_where_ds_report_does() -> None:
-    way = track(*zip(WAY, [0, 0, 1.0, 10.0], strict=True))
-    breakdown = take_apart(way, {}, {"pull": 0.5, "compute": 1.0, "answer": 0.25}, is_stream=False)
+D_REPORT = {"pull": 0.5, "compute": 1.0, "answer": 0.25}
+WHOLE_WAY = list(zip(WAY, [0, 0, 1.0, 10.0], strict=True))
+
+
+def test_generating_the_rest_of_an_answer_in_one_piece_is_no_part_of_its_ttft_and_the_way_back_is() -> None:
+    breakdown = take_apart(track(*WHOLE_WAY), {}, {**D_REPORT, "decode": 8.0}, is_stream=False)
+    assert breakdown.ttft_s == pytest.approx(3.0)
+    assert breakdown.stages_s["return"] == pytest.approx(0.25 + 0.25)
+    assert (breakdown.decode_s, breakdown.total_s) == (8.0, pytest.approx(11.0))
+
+
+def test_an_engine_that_reports_stages_but_no_decoding_leaves_all_the_rest_to_it() -> None:
+    breakdown = take_apart(track(*WHOLE_WAY), {}, D_REPORT, is_stream=False)
     assert breakdown.ttft_s == pytest.approx(2.75)
-    assert breakdown.stages_s["return"] == pytest.approx(0.25)
-    assert take_apart(way, {}, {}, is_stream=False).ttft_s == pytest.approx(11.0)
+    assert breakdown.decode_s == pytest.approx(8.25)
+
+
+def test_the_ttft_of_an_answer_in_one_piece_is_unknown_where_the_engine_says_nothing() -> None:
+    breakdown = take_apart(track(*WHOLE_WAY), {}, {}, is_stream=False)
+    assert (breakdown.ttft_s, breakdown.decode_s, breakdown.total_s) == (None, 10.0, 11.0)
+
+
+def test_the_timeline_of_an_answer_in_one_piece_shows_both_times_and_that_of_a_stream_one() -> None:
+    report = {**D_REPORT, "decode": 8.0}
+    whole = msgspec.json.decode(to_json(take_apart(track(*WHOLE_WAY), {}, report, is_stream=False), {"kind": "free"}))
+    assert (whole["ttft_ms"], whole["total_ms"], whole["kind"]) == (3000.0, 11000.0, "free")
+    assert sum(whole["stages_ms"].values()) == whole["total_ms"]
+    assert sum(whole["stages_ms"].values()) - whole["stages_ms"]["decode"] == whole["ttft_ms"]
+    stream = msgspec.json.decode(to_json(take_apart(track(*WHOLE_WAY), {}, report, is_stream=True), {}))
+    assert set(stream) == {"ttft_ms", "stages_ms"}
+    assert tuple(stream["stages_ms"]) == STAGES
