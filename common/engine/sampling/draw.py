@@ -14,10 +14,7 @@ from common.engine.sampling.batch_state import IntArray
 from common.engine.sampling.processors.top_k_top_p import Cuts, thresholds
 from common.engine.sampling.race import Cut, Heat, first_round, group_noise, second_round
 from common.engine.sampling.random import Keys
-from common.engine.sampling.top_values import GROUP_SIZE, group_maxima
-
-_CHUNK_ELEMENTS = 1 << 20
-"""Logits of a chunk on CPU: 4 MB, which stays in the outer caches from the first pass over it to the last."""
+from common.engine.sampling.top_values import GROUP_SIZE, group_maxima, rows_per_chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,7 +36,7 @@ class DrawChunk:
 
 def chunks_of(rows: IntArray, vocab_size: int, device: torch.device) -> list[IntArray]:
     """Logits rows int64 [n] in pieces of a good size for the device."""
-    size = max(1, rows.size) if device.type != "cpu" else _rows_per_chunk(vocab_size)
+    size = max(1, rows.size) if device.type != "cpu" else rows_per_chunk(vocab_size)
     return [rows[start : start + size] for start in range(0, rows.size, size)]
 
 
@@ -62,7 +59,7 @@ class Drawer:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        num_rows = _rows_per_chunk(vocab_size) if device.type == "cpu" else 0
+        num_rows = rows_per_chunk(vocab_size) if device.type == "cpu" else 0
         self._memory = torch.empty(num_rows, vocab_size, device=device)
 
     def draw(
@@ -125,10 +122,6 @@ def _processed(
     if cut is None:
         return logits
     return logits.masked_fill(weights[:, : logits.shape[1]] < cut.lowest.unsqueeze(1), -torch.inf)
-
-
-def _rows_per_chunk(vocab_size: int) -> int:
-    return max(1, _CHUNK_ELEMENTS // vocab_size)
 
 
 def _joined(heats: list[Heat]) -> Heat:

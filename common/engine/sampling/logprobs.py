@@ -12,7 +12,7 @@ import torch
 
 from common.engine.outputs import PositionLogprobs, TokenLogprob
 from common.engine.sampling.row_parameters import LogprobRequest
-from common.engine.sampling.top_values import highest_with_places
+from common.engine.sampling.top_values import highest_with_places, rows_per_chunk
 
 LOGPROB_FLOOR = -9999.0
 """Stands for -inf. Source: vLLM 0.32 reports the same number over HTTP."""
@@ -29,7 +29,7 @@ def position_logprobs(
         requests: what each row wants, length n.
         normalise: report log softmax of `scores`; else `scores` themselves.
     """
-    shift = scores.logsumexp(dim=1) if normalise else torch.zeros(scores.shape[0], device=scores.device)
+    shift = _log_normaliser(scores) if normalise else torch.zeros(scores.shape[0], device=scores.device)
     chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     count = max((request.count for request in requests if request.token_ids is None), default=0)
     top_values, top_ids = highest_with_places(scores, min(count, scores.shape[1]))
@@ -66,6 +66,19 @@ def prompt_logprobs(logits: torch.Tensor, next_token_ids: Sequence[int], count: 
     request = LogprobRequest(count=logits.shape[1] if count < 0 else count, token_ids=None)
     tokens = torch.tensor(next_token_ids, dtype=torch.int64, device=logits.device)
     return position_logprobs(logits, tokens, [request] * len(next_token_ids), normalise=True)
+
+
+def _log_normaliser(scores: torch.Tensor) -> torch.Tensor:
+    """Log of the sum of exponentials of each row float32 [n, vocab_size], float32 [n]."""
+    size = rows_per_chunk(scores.shape[1]) if scores.device.type == "cpu" else scores.shape[0]
+    memory = torch.empty(min(size, scores.shape[0]), scores.shape[1], device=scores.device)
+    parts = []
+    for start in range(0, scores.shape[0], size):
+        rows = scores[start : start + size]
+        highest = rows.amax(dim=1, keepdim=True)
+        weights = torch.sub(rows, highest, out=memory[: rows.shape[0]]).exp_()
+        parts.append(weights.sum(dim=1).log_() + highest.squeeze(1))
+    return torch.cat(parts)
 
 
 def _count_above(scores: torch.Tensor, values: torch.Tensor, top: torch.Tensor) -> torch.Tensor:

@@ -71,6 +71,7 @@ class Sampler:
         context = ProcessorContext(vocab_size=vocab_size, max_rows=max_rows, device=device)
         self._pipeline = Pipeline(context, processors, markers)
         self._drawer = Drawer(vocab_size, device)
+        self._raw_memory = torch.empty(0, vocab_size, device=device)
         self._plan: StepPlan | None = None
 
     def update_batch(self, update: BatchUpdate) -> None:
@@ -176,8 +177,11 @@ class Sampler:
         if plan.logprob_rows is None or self._mode.startswith("processed"):
             return None
         rows = logits[plan.logprob_rows]
-        is_copy = isinstance(plan.logprob_rows, torch.Tensor)
-        return rows if is_copy or self._pipeline.leaves_alone() else rows.clone()
+        if isinstance(plan.logprob_rows, torch.Tensor) or self._pipeline.leaves_alone():
+            return rows
+        if self._raw_memory.shape[0] < rows.shape[0]:
+            self._raw_memory = torch.empty_like(rows)
+        return self._raw_memory[: rows.shape[0]].copy_(rows)
 
     def _draw(
         self, logits: torch.Tensor, rows: LogitsRows, plan: StepPlan

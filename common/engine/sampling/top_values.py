@@ -12,8 +12,15 @@ GROUP_SIZE = 128
 """Values per group; vocabularies are mostly multiples of it. The race's groups are these too, so it is part of what a
 seed means: another size draws other tokens."""
 _WORTH_GROUPING = 4
+_CHUNK_VALUES = 1 << 20
+"""4 MB, which stay in the outer caches from the first pass over them to the last."""
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
+
+
+def rows_per_chunk(size: int) -> int:
+    """How many rows of `size` values to work on at a time on CPU."""
+    return max(1, _CHUNK_VALUES // size)
 
 
 def group_maxima(values: torch.Tensor) -> torch.Tensor:
