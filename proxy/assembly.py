@@ -22,6 +22,7 @@ from proxy.routing.policy import RoutingPolicy
 from proxy.routing.prefix_affinity import PrefixAffinity
 from proxy.routing.round_robin import RoundRobin
 from proxy.services import Services
+from proxy.time_limits import TimeLimits
 from proxy.tls import engine_context
 from proxy.upstream import Upstream
 
@@ -44,7 +45,10 @@ def assemble(config: ProxyConfig, clock: Clock, upstream: Upstream, background: 
     """
     uses_tls = any(url.startswith("https:") for url in (*config.fleet.prefill, *config.fleet.decode))
     has_own_tls = config.engine_tls.ca_file is not None or config.engine_tls.cert_file is not None
-    fleet = Fleet(config.fleet, clock, engine_context(config.engine_tls) if uses_tls or has_own_tls else None)
+    limits = TimeLimits(clock)
+    tls = engine_context(config.engine_tls) if uses_tls or has_own_tls else None
+    # A leg that waits for an engine found dead waits in vain.
+    fleet = Fleet(config.fleet, clock, tls, on_death=limits.expire)
     admission = Admission(config.admission)
     services = Services(
         config=config,
@@ -63,6 +67,7 @@ def assemble(config: ProxyConfig, clock: Clock, upstream: Upstream, background: 
         admission=admission,
         background=background,
         metrics=_metrics(admission, background, fleet),
+        limits=limits,
     )
     clients, admins = KeyRing(config.keys.client_file, clock), KeyRing(config.keys.admin_file, clock)
     return Assembled(services=services, app=ProxyApp(services, clients, admins), clients=clients, admins=admins)

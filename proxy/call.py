@@ -6,6 +6,7 @@ Does not know: what the fields mean to an engine; values it does not read are ne
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
@@ -87,7 +88,12 @@ def parse_fields(body: bytes) -> dict[str, msgspec.Raw]:
 
 def render(fields: Fields) -> bytes:
     """The object with exactly these fields, in this order, each value as it was spelled."""
-    return b"{" + b",".join([msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in fields.items()]) + b"}"
+    return b"{" + b",".join([b"%b:%b" % (_spelled(name), raw) for name, raw in fields.items()]) + b"}"
+
+
+@lru_cache(maxsize=1024)
+def _spelled(name: str) -> bytes:
+    return msgspec.json.encode(name)
 
 
 def make_call(

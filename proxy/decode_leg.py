@@ -12,7 +12,7 @@ from common.wire import timing
 from proxy.call import Call
 from proxy.fleet.worker import Worker
 from proxy.leg_bodies import decode_body
-from proxy.services import TIMING_HEADER, Services, bounded
+from proxy.services import TIMING_HEADER, Services
 from proxy.upstream import Answer, EngineRefused, OpenAnswer
 
 _TRUE = b"true"
@@ -48,7 +48,7 @@ async def decode(
     asks_stream = bytes(call.fields.get("stream", b"")) == _TRUE
     limit_s = services.config.timeouts.first_token_s if asks_stream else services.config.timeouts.request_s
     body = decode_body(call.fields, kv_params)
-    return await bounded(worker, call.deadline, limit_s, _begin(call, body, worker, services, opened))
+    return await services.bounded(worker, call.deadline, limit_s, _begin(call, body, worker, services, opened))
 
 
 async def _begin(call: Call, body: bytes, worker: Worker, services: Services, opened: list[OpenAnswer]) -> Started:

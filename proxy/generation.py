@@ -114,7 +114,7 @@ class Generation:
 
     def _client(self, incoming: Incoming, call: Call) -> HttpClient:
         idle_s = self._services.config.timeouts.stream_idle_s
-        return HttpClient(incoming.http, call, idle_s, headers=incoming.answer_headers)
+        return HttpClient(incoming.http, call, self._services.limits, idle_s, headers=incoming.answer_headers)
 
     def _call(self, incoming: Incoming, path: str, body: bytes, received_s: float) -> Call:
         deadline = Deadline(self._services.clock, received_s + self._services.config.timeouts.request_s)

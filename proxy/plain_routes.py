@@ -13,7 +13,7 @@ from proxy.generation import LegHeaders
 from proxy.incoming import Incoming, json_response, read_body
 from proxy.metrics import CONTENT_TYPE as METRICS_TYPE
 from proxy.relay import passed_through
-from proxy.services import Services, bounded
+from proxy.services import Services
 
 
 class _ModelCard(msgspec.Struct):
@@ -42,7 +42,9 @@ class PlainRoutes:
                 headers = self._leg_headers.for_request(incoming.http.headers, incoming.request_id)
                 limit_s = services.config.timeouts.first_token_s
                 leg = services.upstream.ask(worker, incoming.http.path, body, headers)
-                return passed_through(await bounded(worker, Deadline.after(services.clock, limit_s), limit_s, leg))
+                return passed_through(
+                    await services.bounded(worker, Deadline.after(services.clock, limit_s), limit_s, leg)
+                )
         raise NotReady("no engine is ready")
 
     async def models(self, _: Incoming) -> web.StreamResponse:

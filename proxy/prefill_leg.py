@@ -15,7 +15,7 @@ from common.wire import timing
 from proxy.call import NULL, Call
 from proxy.fleet.worker import Worker
 from proxy.leg_bodies import prefill_body
-from proxy.services import TIMING_HEADER, Services, bounded
+from proxy.services import TIMING_HEADER, Services
 
 RELEASE_PATH = "/kv/release"
 
@@ -60,7 +60,7 @@ async def prefill(call: Call, worker: Worker, services: Services) -> Prefilled:
     leg = services.upstream.ask_ok(worker, call.path, body, call.headers)
     worker.load(call.num_body_bytes)
     try:
-        answer = await bounded(worker, call.deadline, services.config.timeouts.prefill_s, leg)
+        answer = await services.bounded(worker, call.deadline, services.config.timeouts.prefill_s, leg)
     finally:
         worker.unload(call.num_body_bytes)
     try:
@@ -81,7 +81,7 @@ async def release(prefilled: Prefilled, headers: Mapping[str, str], services: Se
         body = msgspec.json.encode({"request_id": held.remote_request_id, "lease_id": held.lease_id})
         limit_s = services.config.timeouts.release_s
         leg = services.upstream.ask_ok(prefilled.worker, RELEASE_PATH, body, headers)
-        await bounded(prefilled.worker, Deadline.after(services.clock, limit_s), limit_s, leg)
+        await services.bounded(prefilled.worker, Deadline.after(services.clock, limit_s), limit_s, leg)
         result = "told"
     except (UpstreamError, msgspec.MsgspecError):
         pass

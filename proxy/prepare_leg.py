@@ -7,7 +7,7 @@ from common.errors import UpstreamError
 from proxy.call import Call
 from proxy.fleet.worker import Worker
 from proxy.leg_bodies import prepare_body, warm_up_body
-from proxy.services import Services, bounded
+from proxy.services import Services
 from proxy.upstream import EngineRefused
 
 PREPARE_PATH = "/prepare"
@@ -28,7 +28,7 @@ async def prepare(call: Call, worker: Worker, services: Services) -> None:
         path, body = PREPARE_PATH, prepare_body(call.fields)
     leg = services.upstream.ask_ok(worker, path, body, call.headers)
     try:
-        await bounded(worker, call.deadline, services.config.timeouts.first_token_s, leg)
+        await services.bounded(worker, call.deadline, services.config.timeouts.first_token_s, leg)
     except EngineRefused as refused:
         services.metrics.legs.inc("prepare", "refused")
         if refused.answer.status in _FINAL_STATUSES:

@@ -3,7 +3,6 @@
 Owns: the bundle and the choice of a worker by policy. Built in `main.py` only.
 """
 
-import asyncio
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from proxy.fleet.worker import Role, Worker
 from proxy.leg_bodies import LegRules
 from proxy.metrics import ProxyMetrics
 from proxy.routing.policy import RoutingPolicy
+from proxy.time_limits import TimeLimits
 from proxy.upstream import Upstream
 
 T = TypeVar("T")
@@ -41,25 +41,21 @@ class Services:
     admission: Admission
     background: Supervisor
     metrics: ProxyMetrics
+    limits: TimeLimits
 
     def pick(self, role: Role, call: Call, excluded: Collection[Worker] = ()) -> Worker | None:
         """A routable worker of `role` outside `excluded`, by policy; None when there is none."""
         candidates = self.fleet.routable(role, excluded)
         return self.policies[role].pick(candidates, call) if candidates else None
 
+    async def bounded(self, worker: Worker, deadline: Deadline, limit_s: float, leg: Coroutine[Any, Any, T]) -> T:
+        """The result of `leg`, unless time runs out or `worker` is found dead first.
 
-async def bounded(worker: Worker, deadline: Deadline, limit_s: float, leg: Coroutine[Any, Any, T]) -> T:
-    """The result of `leg`, unless time runs out or `worker` is found dead first.
-
-    Raises:
-        UpstreamTimeout: no result in time.
-    """
-    try:
-        async with asyncio.timeout(min(limit_s, deadline.remaining_s())) as scope:
-            worker.waiting.add(scope)
-            try:
+        Raises:
+            UpstreamTimeout: no result in time.
+        """
+        try:
+            with self.limits.limit(min(limit_s, deadline.remaining_s()), worker):
                 return await leg
-            finally:
-                worker.waiting.discard(scope)
-    except TimeoutError as error:
-        raise UpstreamTimeout(f"the {worker.role.value} engine did not answer in time") from error
+        except TimeoutError as error:
+            raise UpstreamTimeout(f"the {worker.role.value} engine did not answer in time") from error

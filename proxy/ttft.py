@@ -139,7 +139,7 @@ def _fit(
 def to_json(breakdown: Breakdown, notes: Mapping[str, object]) -> bytes:
     """The `timeline` member of an answer: milliseconds per stage, the TTFT, and `notes` about the way it took.
 
-    Stages of a stream sum to `ttft_ms`. Those of an answer in one piece sum to `total_ms`, without `decode` to `ttft_ms`.
+    Stages of a stream sum to `ttft_ms`; those of an answer in one piece to `total_ms`, without `decode` to `ttft_ms`.
     """
     members: dict[str, object] = {"ttft_ms": None if breakdown.ttft_s is None else _ms(breakdown.ttft_s)}
     stages_s = breakdown.stages_s

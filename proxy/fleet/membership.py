@@ -5,7 +5,7 @@ Owns: who belongs to the fleet and the questions routing asks of it. Does not kn
 
 import asyncio
 import ssl
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 
 from common.clock import Clock
@@ -29,9 +29,17 @@ class Fleet:
         config: static lists and breaker settings.
         clock: for the breakers.
         tls: for engines behind https; None uses the machine's certificates.
+        on_death: called with every worker that is found dead.
     """
 
-    def __init__(self, config: FleetConfig, clock: Clock, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        config: FleetConfig,
+        clock: Clock,
+        tls: ssl.SSLContext | None = None,
+        on_death: Callable[[Worker], None] = lambda _: None,
+    ) -> None:
+        self._on_death = on_death
         self._tls = tls
         self._sources: dict[Worker, Source] = {}
         self._config = config
@@ -58,7 +66,7 @@ class Fleet:
             breaker = Breaker(self._clock, self._config.breaker_failures, self._config.breaker_cooldown_s)
             worker = known[key] = Worker(role, key, breaker, on_move=self._on_move, tls=self._tls)
             self._sources[worker] = source
-            self._on_move()
+            self._on_change()
         return known[key]
 
     def remove(self, role: Role, url: str) -> Worker | None:
@@ -66,7 +74,7 @@ class Fleet:
         gone = self._workers[role].pop(url.rstrip("/"), None)
         if gone is not None:
             del self._sources[gone]
-        self._on_move()
+        self._on_change()
         return gone
 
     def find(self, role: Role, url: str) -> Worker | None:
@@ -97,8 +105,13 @@ class Fleet:
         """Return when `is_ready` holds."""
         await self._ready.wait()
 
-    def _on_move(self) -> None:
+    def _on_change(self) -> None:
         if self.is_ready():
             self._ready.set()
         else:
             self._ready.clear()
+
+    def _on_move(self, worker: Worker) -> None:
+        self._on_change()
+        if worker.state is WorkerState.DEAD:
+            self._on_death(worker)

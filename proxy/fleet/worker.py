@@ -1,10 +1,9 @@
 """One engine as the proxy sees it: address, health, load.
 
-Owns: the health states and their one writer, load accounting, the legs that wait for its answer.
+Owns: the health states and their one writer, load accounting.
 Does not know: HTTP, probing, how it gets chosen.
 """
 
-import asyncio
 import ssl
 from collections.abc import Callable
 from enum import Enum
@@ -59,7 +58,6 @@ class Worker:
     Attributes:
         num_legs: legs under way.
         outstanding_bytes: sum of their bodies.
-        waiting: time limits of the legs that wait for a first answer; they run out when the engine is found dead.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class Worker:
         url: str,
         breaker: Breaker,
         *,
-        on_move: Callable[[], None] = lambda: None,
+        on_move: Callable[["Worker"], None] = lambda _: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.role = role
@@ -84,7 +82,6 @@ class Worker:
         self.outstanding_bytes = 0
         self.models: tuple[bytes, ...] = ()
         self._on_move = on_move
-        self.waiting: set[asyncio.Timeout] = set()
 
     @property
     def is_routable(self) -> bool:
@@ -92,18 +89,14 @@ class Worker:
         return self.state is WorkerState.READY and self.breaker.allows()
 
     def move_to(self, state: WorkerState) -> None:
-        """Change health; an engine that died fails the legs that still wait for its first answer.
+        """Change health.
 
         Raises:
             IllegalTransition: the table has no such move.
         """
         HEALTH.check(self.state, state)
         self.state = state
-        if state is WorkerState.DEAD:
-            for scope in self.waiting:
-                if not scope.expired():
-                    scope.reschedule(0.0)
-        self._on_move()
+        self._on_move(self)
 
     def load(self, num_bytes: int) -> None:
         """One more leg, of a body of `num_bytes`; whoever calls this calls `unload` with the same number."""

@@ -1,5 +1,3 @@
-import asyncio
-
 import pytest
 
 from common.clock import ManualClock
@@ -67,18 +65,14 @@ def test_a_worker_must_be_ready_before_it_can_die() -> None:
     assert not subject.is_routable
 
 
-async def test_whoever_waits_for_a_worker_found_dead_waits_no_longer() -> None:
-    subject = worker()
+def test_whoever_waits_for_a_worker_found_dead_is_told() -> None:
+    dead: list[Worker] = []
+    fleet = Fleet(FleetConfig(prefill=("http://p:1",)), ManualClock(), on_death=dead.append)
+    (subject,) = fleet.all()
     subject.move_to(WorkerState.READY)
-
-    async def wait() -> None:
-        async with asyncio.timeout(60) as scope:
-            subject.waiting.add(scope)
-            subject.move_to(WorkerState.DEAD)
-            await asyncio.Event().wait()
-
-    with pytest.raises(TimeoutError):
-        await wait()
+    assert dead == []
+    subject.move_to(WorkerState.DEAD)
+    assert dead == [subject]
 
 
 def test_a_fleet_is_ready_with_one_of_each_role() -> None:
