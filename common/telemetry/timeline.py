@@ -83,5 +83,5 @@ def stages_s(timeline: Timeline) -> dict[str, float]:
 
 
 def whole_s(timeline: Timeline) -> dict[str, float]:
-    """The stages of an answer in one piece: those of its first token, and `decode`; they sum to COMPLETED - RECEIVED."""
+    """Stages of an answer in one piece: those of its first token, then `decode`; they sum to COMPLETED - RECEIVED."""
     return {**stages_s(timeline), DECODE: timeline.between_s(Event.ANSWERED, Event.COMPLETED) or 0.0}
