@@ -20,6 +20,7 @@ from proxy.routing.grammar_warm import GrammarWarm
 from proxy.routing.least_loaded import LeastLoaded
 from proxy.routing.policy import RoutingPolicy
 from proxy.routing.prefix_affinity import PrefixAffinity
+from proxy.routing.prompt_memory import PromptMemory
 from proxy.routing.round_robin import RoundRobin
 from proxy.services import Services
 from proxy.time_limits import TimeLimits
@@ -68,6 +69,7 @@ def assemble(config: ProxyConfig, clock: Clock, upstream: Upstream, background: 
         background=background,
         metrics=_metrics(admission, background, fleet),
         limits=limits,
+        prompt_memory=PromptMemory(),
     )
     clients, admins = KeyRing(config.keys.client_file, clock), KeyRing(config.keys.admin_file, clock)
     return Assembled(services=services, app=ProxyApp(services, clients, admins), clients=clients, admins=admins)

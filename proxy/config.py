@@ -91,7 +91,8 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         prefill: policy among the P engines.
         decode: policy among the D engines.
-        min_prefill_bytes: bodies smaller than this skip P, and D prefills by itself; 0 always disaggregates.
+        min_prefill_bytes: prompts of which D has to compute less than this skip P, and D prefills by itself; what D
+            served before counts as kept. 0 always disaggregates.
     """
 
     prefill: Policy = "least_loaded"

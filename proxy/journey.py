@@ -95,7 +95,7 @@ class Journey:
         return started
 
     async def _legs(self, decode_worker: Worker) -> Started:
-        self._prefilled = await self._prefill()
+        self._prefilled = await self._prefill(decode_worker)
         kv_params = None if self._prefilled is None else self._prefilled.kv_params
         self._owes_release = kv_params is not None
         if kv_params is None and self._fallback is None:
@@ -104,6 +104,8 @@ class Journey:
             self._services.metrics.fallback.inc(self._fallback)
         started = await self._decode(decode_worker, kv_params)
         self._owes_release = False  # D has pulled what it needed
+        if self._services.config.routing.min_prefill_bytes and self._decode_worker is not None:
+            self._services.prompt_memory.remember(self._decode_worker, self._call)
         if self._prefilled is not None and kv_params is not None and prompt_logprobs.are_wanted(self._call.fields):
             joined = prompt_logprobs.join(self._call.path, self._call.fields, self._prefilled.body, started.first)
             return replace(started, first=joined)
@@ -117,8 +119,8 @@ class Journey:
             if self._track.phase is not ProxyPhase.HANDED_OFF:
                 raise
 
-    async def _prefill(self) -> Prefilled | None:
-        self._fallback = reason_against_prefill(self._call, self._services.config.routing.min_prefill_bytes)
+    async def _prefill(self, decode_worker: Worker) -> Prefilled | None:
+        self._fallback = self._reason_against_prefill(decode_worker)
         if self._fallback is not None:
             return None
         worker = self._services.pick(Role.PREFILL, self._call)
@@ -190,10 +192,12 @@ class Journey:
             raise NotReady("no prefill engine is ready", retry_after_s=1.0)
         self._fallback = "no_prefill_engine"
 
-
-def reason_against_prefill(call: Call, min_bytes: int) -> str | None:
-    """Why D had better compute this prompt itself; None when nothing speaks against a prefill leg."""
-    if prompt_logprobs.are_wanted(call.fields) and not prompt_logprobs.can_be_joined(call.fields):
-        # They are known where the prompt is computed, and the answer must hold them.
-        return "prompt_logprobs"
-    return "short_prompt" if call.num_body_bytes < min_bytes else None
+    def _reason_against_prefill(self, decode_worker: Worker) -> str | None:
+        """Why D had better compute this prompt itself; None when nothing speaks against a prefill leg."""
+        if prompt_logprobs.are_wanted(self._call.fields) and not prompt_logprobs.can_be_joined(self._call.fields):
+            # They are known where the prompt is computed, and the answer must hold them.
+            return "prompt_logprobs"
+        min_bytes = self._services.config.routing.min_prefill_bytes
+        if min_bytes and self._services.prompt_memory.uncached_bytes(decode_worker, self._call) < min_bytes:
+            return "short_prompt"
+        return None

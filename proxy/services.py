@@ -19,6 +19,7 @@ from proxy.fleet.worker import Role, Worker
 from proxy.leg_bodies import LegRules
 from proxy.metrics import ProxyMetrics
 from proxy.routing.policy import RoutingPolicy
+from proxy.routing.prompt_memory import PromptMemory
 from proxy.time_limits import TimeLimits
 from proxy.upstream import Upstream
 
@@ -42,6 +43,7 @@ class Services:
     background: Supervisor
     metrics: ProxyMetrics
     limits: TimeLimits
+    prompt_memory: PromptMemory
 
     def pick(self, role: Role, call: Call, excluded: Collection[Worker] = ()) -> Worker | None:
         """A routable worker of `role` outside `excluded`, by policy; None when there is none."""

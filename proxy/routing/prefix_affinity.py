@@ -10,7 +10,7 @@ from proxy.fleet.worker import Worker
 from proxy.routing.affinity import AffinityTable, pick_by_affinity
 from proxy.routing.policy import RoutingPolicy
 
-_BLOCK_BYTES = 256
+BLOCK_BYTES = 256
 _MAX_BLOCKS = 512
 
 
@@ -32,10 +32,15 @@ class PrefixAffinity:
 
 def block_keys(call: Call) -> list[int]:
     """One key per full block of the prompt as the client spelled it; equal keys mean equal beginnings."""
-    raw = bytes(call.fields.get("messages") or call.fields.get("prompt") or b"")
+    raw = prompt_bytes(call)
     keys: list[int] = []
     key = hash((call.model, bytes(call.fields.get("tools", b""))))
-    for start in range(0, min(len(raw), _BLOCK_BYTES * _MAX_BLOCKS) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
-        key = hash((key, raw[start : start + _BLOCK_BYTES]))
+    for start in range(0, min(len(raw), BLOCK_BYTES * _MAX_BLOCKS) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        key = hash((key, raw[start : start + BLOCK_BYTES]))
         keys.append(key)
     return keys
+
+
+def prompt_bytes(call: Call) -> bytes:
+    """The prompt as the client spelled it."""
+    return bytes(call.fields.get("messages") or call.fields.get("prompt") or b"")

@@ -180,11 +180,18 @@ async def test_ps_silence_about_kv_lets_d_compute_the_prompt() -> None:
         assert json.loads(body)["timeline"]["fallback"] == "nothing_handed_over"
 
 
-async def test_short_prompts_skip_p_where_the_config_says_so() -> None:
-    async with rig(routing={"min_prefill_bytes": 100}) as r:
+async def test_prompts_with_little_that_is_new_to_d_skip_p() -> None:
+    async with rig(routing={"min_prefill_bytes": 300}) as r:
         await r.post({"prompt": "x"})
-        await r.post({"prompt": "x" * 100})
-        assert (len(r.p.calls()), len(r.d.calls())) == (1, 2)
+        assert (len(r.p.calls()), len(r.d.calls())) == (0, 1)
+        long = "abc" * 1000
+        await r.post({"prompt": long})
+        assert len(r.p.calls()) == 1
+        await r.post({"prompt": long + "and a short question"})
+        assert len(r.p.calls()) == 1
+        await r.post({"prompt": long + "and a long one" * 100})
+        assert len(r.p.calls()) == 2
+        assert b'pd_fallback_total{reason="short_prompt"} 2.0' in (await r.get("/metrics"))[2]
 
 
 async def test_a_stream_ends_with_its_timeline_where_the_client_asked() -> None:
