@@ -4,7 +4,9 @@ Owns: the rewriting rules; each keeps the set of valid values exactly (`addition
 and it is asked for). Pure. A keyword no rule applies to stays as it is, and whoever cannot enforce it refuses it.
 """
 
-from common.engine.structured_output.complement import Complementer, union
+from collections.abc import Sequence
+
+from common.engine.structured_output.complement import Complementer, all_but, union
 from common.engine.structured_output.disjoint import DisjointProver
 from common.engine.structured_output.json_schema import Schema, is_schema, rebuild, walk
 
@@ -12,6 +14,9 @@ KNOWN_FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
 )
 """Formats that are enforced. Any other is an annotation, as JSON schema has it by default."""
+
+_MAX_UNION = 32
+"""Most members of a union that a rule may make."""
 
 OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
 _DRAFTS = (*OLD_DRAFTS, "2019-09", "2020-12")
@@ -60,6 +65,7 @@ class _Rules:
         self._rewrite_conditional(node)
         self._rewrite_not(node)
         self._rewrite_one_of(node)
+        self._rewrite_least_properties(node)
         return node
 
     def _close(self, node: Schema) -> None:
@@ -103,14 +109,48 @@ class _Rules:
             _require(node, opposite)
 
     def _rewrite_one_of(self, node: Schema) -> None:
+        """Exactly one holds: one holds, and none of those it is not proven to exclude."""
         members = node.get("oneOf")
-        if not isinstance(members, list) or not self._prover.all_disjoint(members):
+        if not isinstance(members, list):
+            return
+        alone = [self._alone(index, members) for index in range(len(members))]
+        if any(member is None for member in alone):
             return
         del node["oneOf"]
         if "anyOf" in node:
-            _require(node, {"anyOf": members})
+            _require(node, union(alone))
         else:
-            node["anyOf"] = members
+            node["anyOf"] = [member for member in alone if member is not False] or [False]
+
+    def _alone(self, index: int, members: Sequence[object]) -> object:
+        """Member `index` where no other member holds; None when that cannot be said."""
+        member: object = members[index]
+        for place, other in enumerate(members):
+            if place != index and not self._prover.disjoint(members[index], other):
+                opposite = self._complementer.complement(other)
+                if opposite is None:
+                    return None
+                member = _both(member, opposite)
+        return member
+
+    def _rewrite_least_properties(self, node: Schema) -> None:
+        """One property at least: one of the declared, or none of them and another one."""
+        declared = node.get("properties")
+        if node.get("minProperties") != 1 or not is_schema(declared) or not 0 < len(declared) <= _MAX_UNION:
+            return
+        del node["minProperties"]
+        if set(_names(node.get("required"))):
+            return
+        ways: list[object] = [{"required": [name]} for name in declared]
+        if node.get("additionalProperties") is not False or node.get("patternProperties"):
+            ways.append({"properties": dict.fromkeys(declared, False), "minProperties": 1})
+        if node.get("type") != "object":
+            ways.extend(all_but(["object"]))
+        _require(node, {"anyOf": ways})
+
+
+def _names(required: object) -> Sequence[str]:
+    return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
 
 
 def _has_deep_references(root: Schema) -> bool:

@@ -78,9 +78,10 @@ def _under_config(constraint: Constraint, config: GrammarConfig) -> Constraint:
 
 
 def _plan_schema(constraint: Constraint, backend: str, config: GrammarConfig) -> tuple[Attempt, ...]:
-    schema: object = json.loads(constraint.value)
-    if is_schema(schema):
-        schema = normalise(schema, additional_properties=constraint.additional_properties)
+    asked: object = json.loads(constraint.value)
+    schema = asked
+    if is_schema(asked):
+        schema = normalise(asked, additional_properties=constraint.additional_properties)
     if schema is False:
         raise ConstraintRejected("no output can satisfy this constraint", constraint.field)
     normal: Schema = schema if is_schema(schema) else {}
@@ -91,7 +92,8 @@ def _plan_schema(constraint: Constraint, backend: str, config: GrammarConfig) ->
     if config.on_inexact == "validate":
         attempts.extend(_superset(constraint, normal, backend))
     if not attempts:
-        raise ConstraintRejected(_listed(found), constraint.field)
+        as_asked = gaps(backend, asked) if is_schema(asked) else ()
+        raise ConstraintRejected(_listed(as_asked or found), constraint.field)
     return tuple(attempts)
 
 
