@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from common.engine.sampling.batch_state import IntArray
-from common.engine.sampling.processors.top_k_top_p import Cuts, thresholds
-from common.engine.sampling.race import Cut, Heat, first_round, group_noise, second_round
+from common.engine.sampling.cuts import Cuts, thresholds
+from common.engine.sampling.device_cuts import thresholds as thresholds_on_device
+from common.engine.sampling.device_race import race_on_device
+from common.engine.sampling.race import Cut, Heat, first_round, group_noise, joined, second_round
 from common.engine.sampling.random import Keys
 from common.engine.sampling.top_values import GROUP_SIZE, group_maxima, rows_per_chunk
 
@@ -49,7 +51,7 @@ def as_index(rows: IntArray, device: torch.device) -> slice | torch.Tensor:
 
 
 class Drawer:
-    """Draws, in memory of its own.
+    """Draws, on CPU in memory of its own.
 
     Args:
         vocab_size: width of the logits.
@@ -58,9 +60,8 @@ class Drawer:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        self._device = device
-        num_rows = rows_per_chunk(vocab_size) if device.type == "cpu" else 0
-        self._memory = torch.empty(num_rows, vocab_size, device=device)
+        self._on_host = device.type == "cpu"
+        self._memory = torch.empty(rows_per_chunk(vocab_size) if self._on_host else 0, vocab_size, device=device)
 
     def draw(
         self,
@@ -83,22 +84,62 @@ class Drawer:
         Returns:
             tokens int64 [n] in the order of the chunks, and bool [n]: False where no token was left.
         """
-        noise = group_noise(keys, self._vocab_size, self._device)
+        run = self._draw_on_host if self._on_host else self._draw_on_device
+        return run(logits, chunks, keys, is_scaled=is_scaled, report_processed=report_processed)
+
+    def _draw_on_host(
+        self,
+        logits: torch.Tensor,
+        chunks: Sequence[DrawChunk],
+        keys: Keys,
+        *,
+        is_scaled: bool,
+        report_processed: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = group_noise(keys, -(-self._vocab_size // GROUP_SIZE))
         heats: list[Heat] = []
         start = 0
         for chunk in chunks:
-            processed = logits[chunk.rows]
-            weights = self._weights(processed, None if is_scaled else chunk.temperature)
-            cut = _cut(weights, chunk.cuts)
+            taken = logits[chunk.rows]
+            weights = self._weights(taken, None if is_scaled else chunk.temperature)
+            cut = None
+            if chunk.cuts is not None:
+                maxima = group_maxima(weights).numpy()
+                cut = Cut(thresholds(weights.numpy(), maxima, chunk.cuts), maxima)
             heats.append(first_round(weights, noise[start : start + chunk.num_rows], cut))
             start += chunk.num_rows
             if report_processed:
-                logits[chunk.rows] = _processed(processed, chunk, weights, cut, is_scaled=is_scaled)
-        return second_round(_joined(heats), keys)
+                lowest = None if cut is None else torch.from_numpy(cut.lowest)
+                logits[chunk.rows] = _processed(taken, None if is_scaled else chunk.temperature, weights, lowest)
+        return second_round(joined(heats), keys)
+
+    def _draw_on_device(
+        self,
+        logits: torch.Tensor,
+        chunks: Sequence[DrawChunk],
+        keys: Keys,
+        *,
+        is_scaled: bool,
+        report_processed: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, usable = [], []
+        start = 0
+        for chunk in chunks:
+            taken = logits[chunk.rows]
+            temperature = None if is_scaled else chunk.temperature
+            weights = self._weights(taken, temperature)
+            lowest = None if chunk.cuts is None else thresholds_on_device(weights, chunk.cuts)
+            if report_processed:
+                logits[chunk.rows] = _processed(taken, temperature, weights, lowest)
+            drawn, is_usable = race_on_device(weights, keys[start : start + chunk.num_rows], lowest)
+            tokens.append(drawn)
+            usable.append(is_usable)
+            start += chunk.num_rows
+        return torch.cat(tokens), torch.cat(usable)
 
     def _weights(self, logits: torch.Tensor, temperature: torch.Tensor | None) -> torch.Tensor:
         """Softmax of float32 [n, vocab_size], zeros up to whole groups after it; on CPU valid until the next chunk."""
-        memory = self._memory[: logits.shape[0]] if self._device.type == "cpu" else torch.empty_like(logits)
+        memory = self._memory[: logits.shape[0]] if self._on_host else torch.empty_like(logits)
         if temperature is not None:
             logits = torch.div(logits, temperature, out=memory)
         weights = torch.softmax(logits, dim=1, out=memory)
@@ -106,29 +147,12 @@ class Drawer:
         return torch.nn.functional.pad(weights, (0, missing)) if missing else weights
 
 
-def _cut(weights: torch.Tensor, cuts: Cuts | None) -> Cut | None:
-    if cuts is None:
-        return None
-    maxima = group_maxima(weights)
-    return Cut(thresholds(weights, maxima, cuts), maxima)
-
-
 def _processed(
-    logits: torch.Tensor, chunk: DrawChunk, weights: torch.Tensor, cut: Cut | None, *, is_scaled: bool
+    logits: torch.Tensor, temperature: torch.Tensor | None, weights: torch.Tensor, lowest: torch.Tensor | None
 ) -> torch.Tensor:
     """Logits float32 [n, vocab_size] as they are drawn from: scaled, and -inf where they are cut."""
-    if chunk.temperature is not None and not is_scaled:
-        logits = logits / chunk.temperature
-    if cut is None:
+    if temperature is not None:
+        logits = logits / temperature
+    if lowest is None:
         return logits
-    return logits.masked_fill(weights[:, : logits.shape[1]] < cut.lowest.unsqueeze(1), -torch.inf)
-
-
-def _joined(heats: list[Heat]) -> Heat:
-    if len(heats) == 1:
-        return heats[0]
-    return Heat(
-        torch.cat([heat.groups for heat in heats]),
-        torch.cat([heat.totals for heat in heats]),
-        torch.cat([heat.weights for heat in heats]),
-    )
+    return logits.masked_fill(weights[:, : logits.shape[1]] < lowest.unsqueeze(1), -torch.inf)

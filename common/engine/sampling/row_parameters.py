@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 
 from common.engine.sampling.batch_state import AddedRow, IntArray
+from common.engine.sampling.cuts import Cuts
 from common.engine.sampling.draw import DrawChunk, as_index, chunks_of
 from common.engine.sampling.params import SamplingParams
-from common.engine.sampling.processors.top_k_top_p import Cuts
 from common.engine.sampling.random import Keys, mix64
 
 

@@ -29,28 +29,28 @@ def group_maxima(values: torch.Tensor) -> torch.Tensor:
     return values[:, : num_groups * GROUP_SIZE].view(values.shape[0], num_groups, GROUP_SIZE).amax(dim=2)
 
 
-def highest(values: torch.Tensor, count: int, maxima: torch.Tensor | None = None) -> torch.Tensor:
+def highest_on_host(values: FloatArray, count: int, maxima: FloatArray) -> FloatArray:
     """The `count` highest of each row float32 [n, size], descending, float32 [n, count]; `count <= size`.
 
-    `maxima` are the rows' `group_maxima`, where they are known already.
+    `maxima` are the rows' `group_maxima`.
     """
-    if values.device.type != "cpu":
-        return values.topk(count, dim=1).values
-    candidates: FloatArray = values.numpy()
     if _pays(count, values.shape[1]):
-        candidates = _of_groups(values, _best_groups(values, count, maxima))
-    if count < candidates.shape[1]:
-        candidates = np.partition(candidates, candidates.shape[1] - count, axis=1)[:, -count:]
-    return torch.from_numpy(np.sort(candidates, axis=1)[:, ::-1].copy())
+        values = _of_groups(values, _best_groups(maxima, count))
+    if count < values.shape[1]:
+        values = np.partition(values, values.shape[1] - count, axis=1)[:, -count:]
+    return np.sort(values, axis=1)[:, ::-1]
 
 
 def highest_with_places(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`highest`, and where they are: int64 [n, count]. Of values tied with the last, any may be named."""
+    """The `count` highest of each row float32 [n, size], descending, and where they are, int64; both [n, count].
+
+    Of values tied with the last, any may be named.
+    """
     if values.device.type != "cpu" or not count or not _pays(count, values.shape[1]):
         found = values.topk(count, dim=1)
         return found.values, found.indices
-    groups = _best_groups(values, count)
-    top = torch.from_numpy(_of_groups(values, groups)).topk(count, dim=1)
+    groups = _best_groups(group_maxima(values).numpy(), count)
+    top = torch.from_numpy(_of_groups(values.numpy(), groups)).topk(count, dim=1)
     at = top.indices.numpy()
     # Candidates are the groups one after another, then what follows the last whole group.
     group = np.take_along_axis(groups, np.minimum(at // GROUP_SIZE, count - 1), axis=1)
@@ -64,18 +64,20 @@ def _pays(count: int, size: int) -> bool:
     return count * GROUP_SIZE * _WORTH_GROUPING <= size
 
 
-def _best_groups(values: torch.Tensor, count: int, maxima: torch.Tensor | None = None) -> IndexArray:
+def _best_groups(maxima: FloatArray, count: int) -> IndexArray:
     """The groups with the `count` highest maxima of each row, int64 [n, count]."""
-    tops = (group_maxima(values) if maxima is None else maxima).numpy()
-    return np.argpartition(tops, tops.shape[1] - count, axis=1)[:, -count:]
+    return np.argpartition(maxima, maxima.shape[1] - count, axis=1)[:, -count:]
 
 
-def _of_groups(values: torch.Tensor, groups: IndexArray) -> FloatArray:
+def _of_groups(values: FloatArray, groups: IndexArray) -> FloatArray:
     """Values of the groups int64 [n, count], and of what follows the last whole group; float32 [n, m]."""
     num_rows, size = values.shape
     num_groups = size // GROUP_SIZE
-    body = values[:, : num_groups * GROUP_SIZE].view(num_rows, num_groups, GROUP_SIZE).numpy()
+    row_bytes, value_bytes = values.strides
+    body = np.lib.stride_tricks.as_strided(
+        values, (num_rows, num_groups, GROUP_SIZE), (row_bytes, GROUP_SIZE * value_bytes, value_bytes)
+    )
     chosen: FloatArray = body[np.arange(num_rows)[:, None], groups].reshape(num_rows, -1)
     if num_groups * GROUP_SIZE == size:
         return chosen
-    return np.concatenate((chosen, values[:, num_groups * GROUP_SIZE :].numpy()), axis=1)
+    return np.concatenate((chosen, values[:, num_groups * GROUP_SIZE :]), axis=1)

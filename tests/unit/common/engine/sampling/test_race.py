@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.engine.sampling.device_race import race_on_device
 from common.engine.sampling.race import Cut, first_round, group_noise, second_round
 from common.engine.sampling.random import exponential_noise, mix64, row_keys
 from common.engine.sampling.top_values import GROUP_SIZE, group_maxima
-from tests.support.sampling_batch import CPU
 
 
 def keys(num_rows: int, start: int = 0) -> np.ndarray:
@@ -16,10 +16,15 @@ def keys(num_rows: int, start: int = 0) -> np.ndarray:
 
 
 def race(weights: torch.Tensor, row_keys: np.ndarray, lowest: torch.Tensor | None = None):
-    noise = group_noise(row_keys, weights.shape[1], CPU)
+    """Tokens and their usability by both ways, which must agree."""
     whole = torch.nn.functional.pad(weights, (0, -weights.shape[1] % GROUP_SIZE))
-    cut = None if lowest is None else Cut(lowest, group_maxima(whole))
-    return second_round(first_round(whole, noise, cut), row_keys)
+    noise = group_noise(row_keys, whole.shape[1] // GROUP_SIZE)
+    cut = None if lowest is None else Cut(lowest.numpy(), group_maxima(whole).numpy())
+    tokens, usable = second_round(first_round(whole, noise, cut), row_keys)
+    other_tokens, other_usable = race_on_device(whole.clone(), row_keys, lowest)
+    assert usable.tolist() == other_usable.tolist()
+    assert tokens[usable].tolist() == other_tokens[usable].tolist()
+    return tokens, usable
 
 
 @settings(max_examples=40, deadline=None)

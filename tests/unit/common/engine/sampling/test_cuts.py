@@ -4,15 +4,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.engine.sampling.cuts import Cuts, thresholds
+from common.engine.sampling.device_cuts import thresholds as thresholds_on_device
 from common.engine.sampling.params import SamplingParams
-from common.engine.sampling.processors.top_k_top_p import Cuts, thresholds
 from common.engine.sampling.top_values import GROUP_SIZE, group_maxima
 from tests.support.reference_sampler import processed_distribution
 
 
 def edge_of(weights: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+    """Thresholds by both ways, which must agree."""
     whole = torch.nn.functional.pad(weights, (0, -weights.shape[1] % GROUP_SIZE))
-    return thresholds(whole, group_maxima(whole), cuts)
+    ours = thresholds(whole.numpy(), group_maxima(whole).numpy(), cuts)
+    assert ours.tolist() == thresholds_on_device(whole, cuts).tolist()
+    return torch.from_numpy(ours)
 
 
 def kept(logits, *, top_k=0, top_p=1.0, min_p=0.0) -> set[int]:

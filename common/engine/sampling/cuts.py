@@ -1,0 +1,98 @@
+"""`min_p`, `top_k` and `top_p`: which tokens stay, decided by one threshold per row.
+
+Owns: the cut, for probabilities in host memory (`device_cuts` is the same in torch). Each of the three keeps everything
+at or above a probability, so ties stay together, the result does not depend on the order of token ids, and all of them
+together are the highest of their thresholds:
+    min_p   probability >= min_p * the highest probability
+    top_k   probability >= the k-th highest probability
+    top_p   mass of strictly likelier tokens < top_p of the mass that min_p and top_k left
+Heads of growing length are sorted until the nucleus of a row is inside; only the last resort is a full sort. Source:
+Holtzman et al. 2020 (top_p), Nguyen et al. 2024 (min_p).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from common.engine.sampling.top_values import FloatArray, highest_on_host
+
+HEADS = (64, 1024)
+"""Highest probabilities sorted first, then next, when looking for a nucleus."""
+DoubleArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Parameters of n rows, host arrays [n]: top_k int64 (off: 0), top_p float64 (off: 1), min_p float64 (off: 0)."""
+
+    top_k: npt.NDArray[np.int64]
+    top_p: DoubleArray
+    min_p: DoubleArray
+
+
+def thresholds(probabilities: FloatArray, maxima: FloatArray, cuts: Cuts) -> FloatArray:
+    """The lowest probability that stays in each row; 0 keeps all.
+
+    Args:
+        probabilities: float32 [n, m], softmax of the logits, then zeros up to whole groups; not changed.
+        maxima: of its groups, float32 [n, G], from `group_maxima`.
+        cuts: of these rows.
+
+    Returns:
+        float32 [n].
+    """
+    lowest: FloatArray = cuts.min_p.astype(np.float32) * maxima.max(axis=1)
+    longest = int(cuts.top_k.max())
+    if longest > 0:
+        head = highest_on_host(probabilities, longest, maxima)
+        kth = head[np.arange(len(head)), np.maximum(cuts.top_k - 1, 0)]
+        np.maximum(lowest, np.where(cuts.top_k > 0, kth, np.float32(0)), out=lowest)
+    if (cuts.top_p < 1).any():
+        np.maximum(lowest, _nucleus_edge(probabilities, maxima, lowest, cuts.top_p), out=lowest)
+    return lowest
+
+
+def _nucleus_edge(probabilities: FloatArray, maxima: FloatArray, lowest: FloatArray, top_p: DoubleArray) -> FloatArray:
+    """The lowest probability inside each nucleus, float32 [n]; 0 where top_p is off.
+
+    Args:
+        probabilities: float32 [n, m].
+        maxima: of its groups.
+        lowest: float32 [n], what min_p and top_k keep; the nucleus is a share of that mass.
+        top_p: float64 [n].
+    """
+    size = probabilities.shape[1]
+    edges = np.zeros_like(lowest)
+    open_rows = np.flatnonzero(top_p < 1)
+    for length in (*(head for head in HEADS if head < size), size):
+        if len(open_rows) == len(top_p):
+            head = highest_on_host(probabilities, length, maxima)
+        else:
+            head = highest_on_host(probabilities[open_rows], length, maxima[open_rows])
+        edges[open_rows], is_inside = _edges(head, lowest[open_rows], top_p[open_rows])
+        open_rows = open_rows[~is_inside]
+        if not open_rows.size:
+            break
+    return edges
+
+
+def _edges(head: FloatArray, lowest: FloatArray, share: DoubleArray) -> tuple[FloatArray, BoolArray]:
+    """Where each nucleus ends in a descending head of its row.
+
+    Args:
+        head: float32 [n, count], the highest probabilities, descending.
+        lowest: float32 [n], entries below it are gone already; 0: nothing is gone, and the mass of the row is 1.
+        share: float64 [n], of the mass that is left.
+
+    Returns:
+        The last value inside, float32 [n], and bool [n]: False where the head is too short to tell.
+    """
+    stays = head >= lowest[:, None]
+    mass = np.cumsum(head * stays, axis=1, dtype=np.float64)
+    uncut = lowest <= 0
+    wanted = share * np.where(uncut, 1.0, mass[:, -1])
+    inside = ((mass - head < wanted[:, None]) & stays).sum(axis=1)
+    edges = head[np.arange(len(head)), np.maximum(inside - 1, 0)]
+    return edges, np.where(uncut, mass[:, -1] >= wanted, ~stays[:, -1])
