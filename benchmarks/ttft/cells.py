@@ -55,6 +55,7 @@ class Constraints:
     def __init__(self, schemas: Sequence[dict[str, Any]], seed: int) -> None:
         self._chance = random.Random(seed)
         self._schemas = list(schemas)
+        self._big = big_schema()
         self._numbers = itertools.count()
 
     def make(self, kind: str, is_fresh: bool) -> dict[str, Any]:
@@ -63,7 +64,9 @@ class Constraints:
         if kind == "free":
             return {}
         if kind == "json":
-            return _json_schema(self._schemas[0], number)
+            return _json_schema(SMALL_SCHEMA, number)
+        if kind == "big":
+            return _json_schema(self._big, number)
         if kind == "real":
             schema = self._chance.choice(self._schemas) if is_fresh else self._schemas[0]
             return _json_schema(schema, number)
@@ -81,17 +84,41 @@ def _json_schema(schema: dict[str, Any], number: str) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": fresh}}}
 
 
+def big_schema() -> dict[str, Any]:
+    """About 14 KB: 12 sections, each with texts, numbers in ranges, enums, and a list of objects."""
+    entry = {
+        "label": {"type": "string", "maxLength": 40},
+        "amount": {"type": "number"},
+        "state": {"enum": ["open", "closed", "waiting", "unknown"]},
+        "notes": {"type": "array", "items": {"type": "string"}, "maxItems": 8},
+    }
+    sections = {}
+    for number in range(12):
+        fields: dict[str, Any] = {f"text_{number}_{i}": {"type": "string", "maxLength": 80} for i in range(4)}
+        fields |= {f"count_{number}_{i}": {"type": "integer", "minimum": 0, "maximum": 100 * i} for i in range(1, 4)}
+        fields |= {f"choice_{number}": {"enum": [f"value_{number}_{i}" for i in range(12)]}}
+        fields |= {f"entries_{number}": {"type": "array", "items": _closed_object(entry)}}
+        sections[f"section_{number}"] = _closed_object(fields)
+    return _closed_object(sections)
+
+
+def _closed_object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+SMALL_SCHEMA = _closed_object(
+    {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    }
+)
+
+
 def load_schemas(path: Path | None) -> list[dict[str, Any]]:
     """Schemas of a JSONL file with a `schema` member per line; a small object schema when there is none."""
     if path is None:
-        properties = {
-            "name": {"type": "string"},
-            "age": {"type": "integer"},
-            "tags": {"type": "array", "items": {"type": "string"}},
-        }
-        return [
-            {"type": "object", "properties": properties, "required": ["name", "age"], "additionalProperties": False}
-        ]
+        return [SMALL_SCHEMA]
     return [json.loads(line)["schema"] for line in path.read_text().splitlines() if line.strip()]
 
 

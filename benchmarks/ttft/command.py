@@ -6,6 +6,7 @@ Owns: the command line, the run itself, the terminal table.
 import argparse
 import asyncio
 import json
+import os
 import platform
 import random
 import shlex
@@ -37,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", action="append", default=[], metavar="NAME=URL", help="an OpenAI server already running"
     )
     parser.add_argument("--model", default="smollm2", help="model name in the bodies")
-    parser.add_argument("--kinds", default="free,json,regex,choice,grammar", help="also: real (schemas of --schemas)")
+    parser.add_argument(
+        "--kinds", default="free,json,regex,choice,grammar", help="also: big, real (schemas of --schemas)"
+    )
     parser.add_argument("--schemas", type=Path, help="JSONL with a `schema` member per line")
     parser.add_argument("--words", default="30,300", help="prompt lengths in words")
     parser.add_argument("--rounds", type=int, default=15, help="measurements per cell")
@@ -105,7 +108,10 @@ def _report(rows: list[Row], args: argparse.Namespace) -> None:
     Console(width=140).print(table)
     args.out.mkdir(parents=True, exist_ok=True)
     command = "pd-bench ttft " + shlex.join(sys.argv[2:])
-    setting = f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.system()}."
+    setting = (
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.machine()}, {platform.system()}, "
+        f"{os.getloadavg()[1]:.1f} processes running on average over the last 5 minutes."
+    )
     (args.out / "ttft.json").write_text(
         json.dumps({"command": command, "setting": setting, "rows": [row.to_json() for row in rows]}, indent=1)
     )

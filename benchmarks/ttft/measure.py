@@ -23,7 +23,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that was answered with an error."""
+    """A request that was answered with an error (status 200: one that came in the stream), or not at all (status 0)."""
 
     status: int
     message: str
@@ -31,6 +31,13 @@ class Refusal:
 
 async def measure(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Sample | Refusal:
     """Send a streamed chat request; TTFT is the first `data:` event that carries content or a finish reason."""
+    try:
+        return await _measure(session, url, body)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return Refusal(0, repr(error))
+
+
+async def _measure(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Sample | Refusal:
     sent = time.perf_counter()
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
         if response.status != 200:
@@ -44,7 +51,9 @@ async def measure(session: aiohttp.ClientSession, url: str, body: dict[str, Any]
                     ttft_ms = (time.perf_counter() - sent) * 1000
         total_ms = (time.perf_counter() - sent) * 1000
         stages = {name: seconds * 1000 for name, seconds in timing.decode(response.headers.get(timing.HEADER)).items()}
-    return Sample(ttft_ms if ttft_ms is not None else total_ms, total_ms, stages)
+    if ttft_ms is None:
+        return Refusal(200, seen.decode(errors="replace")[:300])
+    return Sample(ttft_ms, total_ms, stages)
 
 
 def _has_content(events: bytes) -> bool:

@@ -47,7 +47,9 @@ def render(rows: Sequence[Row], command: str, setting: str) -> str:
     for row in rows:
         groups.setdefault((row.cell.target, row.cell.prompt_words), []).append(row)
     longest_ms = max((row.p50.value for row in rows), default=1.0)
-    parts = [_group(target, words, members, longest_ms) for (target, words), members in groups.items()]
+    # Targets of one prompt length side by side: those are compared.
+    by_words = sorted(groups.items(), key=lambda group: group[0][1])
+    parts = [_group(target, words, members, longest_ms) for (target, words), members in by_words]
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>TTFT, taken apart</title><style>{STYLE}</style>"

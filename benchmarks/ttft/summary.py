@@ -20,16 +20,29 @@ STAGE_ORDER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Summary of one cell. Milliseconds; `to_free`: median TTFT over that of the free cell of its target and length."""
+    """Summary of one cell, in milliseconds.
+
+    Attributes:
+        to_free: median TTFT over that of the free cell of its target and length.
+        stages_ms: median of each stage.
+        samples_ms: every TTFT, in the order measured.
+        refusals: messages of the requests that were refused.
+    """
 
     cell: Cell
     num_samples: int
-    num_refused: int
+    refusals: tuple[str, ...]
     p50: Estimate
     p90: Estimate
     p99: Estimate
     to_free: Estimate | None
     stages_ms: dict[str, float]
+    samples_ms: tuple[float, ...]
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that were refused; they are no samples."""
+        return len(self.refusals)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -48,12 +61,13 @@ def summarise(results: Mapping[Cell, Sequence[Sample | Refusal]]) -> list[Row]:
             Row(
                 cell=cell,
                 num_samples=len(samples),
-                num_refused=len(answers) - len(samples),
+                refusals=tuple(f"{a.status}: {a.message}" for a in answers if isinstance(a, Refusal)),
                 p50=percentile(ttft_ms, 50),
                 p90=percentile(ttft_ms, 90),
                 p99=percentile(ttft_ms, 99),
                 to_free=_ratio_to_free(cell, ttft_ms, results),
                 stages_ms=_stage_medians(samples),
+                samples_ms=tuple(ttft_ms),
             )
         )
     return rows

@@ -36,7 +36,8 @@ def test_a_structured_cell_is_set_against_the_free_cell_of_its_target_and_length
     assert free.to_free is None
     assert structured.to_free is not None
     assert structured.to_free.value == pytest.approx(1.5)
-    assert structured.num_refused == 1
+    assert (structured.num_samples, structured.num_refused) == (1, 1)
+    assert structured.refusals == ("400: no",)
     assert list(structured.stages_ms) == ["prefill", "grammar_d"]
     assert lonely.to_free is None
 
@@ -54,7 +55,7 @@ def test_cold_constraints_differ_each_time_and_warm_ones_never() -> None:
     import random
 
     constraints = Constraints(load_schemas(None), seed=1)
-    cold = [constraints.make(kind, True) for kind in ("json", "regex", "choice", "grammar") for _ in range(5)]
+    cold = [constraints.make(kind, True) for kind in ("json", "big", "regex", "choice", "grammar") for _ in range(5)]
     assert len({repr(fields) for fields in cold}) == len(cold)
     assert constraints.make("json", False) == constraints.make("json", False)
     bodies = [body_of(JSON, "m", constraints, random.Random(seed)) for seed in range(2)]

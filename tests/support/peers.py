@@ -1,0 +1,166 @@
+"""Stock vLLM and foreign routers out of `$PD_PEERS` as real processes, and a recorder in front of an engine."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from tests.support.trio import MODEL, ROOT, free_port
+
+VLLM_READY_WITHIN_S = 600.0
+ROUTER_READY_WITHIN_S = 60.0
+
+
+def peers() -> Path:
+    """The folder of the peer environments; skips the test where there is none."""
+    folder = os.environ.get("PD_PEERS")
+    if not folder:
+        pytest.skip("PD_PEERS names no folder with vLLM and vllm-router")
+    return Path(folder)
+
+
+def vllm_model(folder: Path) -> Path:
+    """The default model as a Hugging Face folder, made once beside the environments."""
+    model = folder / "model"
+    if not (model / "model.safetensors").exists():
+        command = [sys.executable, "-m", "common.engine.model.export", str(MODEL), str(model)]
+        subprocess.run(command, cwd=ROOT, check=True)
+    return model
+
+
+@contextmanager
+def process(command: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> Iterator[None]:
+    """Run a command in a process group of its own, which is ended as a whole."""
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **(environment or {})}, start_new_session=True
+        )
+    try:
+        yield
+    finally:
+        os.killpg(child.pid, signal.SIGTERM)
+        try:
+            child.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def wait_ok(url: str, within_s: float, log: Path) -> None:
+    """Wait until GET answers 200."""
+    give_up_at = time.monotonic() + within_s
+    while time.monotonic() < give_up_at:
+        try:
+            urllib.request.urlopen(url, timeout=2).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    raise AssertionError(f"{url} did not answer within {within_s:.0f} s:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+@contextmanager
+def vllm_pair(folder: Path, logs: Path) -> Iterator[tuple[str, str]]:
+    """A stock vLLM P and D over NIXL, one core each, sleeping when idle; yields their URLs."""
+    model, urls = vllm_model(folder), []
+    with _vllm(folder, model, 0, "kv_producer", logs) as p, _vllm(folder, model, 1, "kv_consumer", logs) as d:
+        urls = [p, d]
+        for url, name in zip(urls, ("kv_producer", "kv_consumer"), strict=True):
+            wait_ok(url + "/health", VLLM_READY_WITHIN_S, logs / f"{name}.log")
+        yield p, d
+
+
+@contextmanager
+def _vllm(folder: Path, model: Path, core: int, role: str, logs: Path) -> Iterator[str]:
+    port = free_port()
+    transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+    command = [str(folder / "vllm/bin/vllm"), "serve", str(model), "--served-model-name", "smollm2"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"]
+    command += ["--max-num-seqs", "32", "--kv-transfer-config", msgspec.json.encode(transfer).decode()]
+    environment = {
+        "PATH": f"{folder / 'vllm/bin'}:{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": str(core),
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        "VLLM_SLEEP_WHEN_IDLE": "1",
+    }
+    with process(command, logs / f"{role}.log", environment):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def plain_relay(folder: Path, prefill: str, decode: str, logs: Path) -> Iterator[str]:
+    """A relay that makes the edits of vLLM's demo proxy; skips where `$PD_SHARED` does not bring it."""
+    script = Path(os.environ.get("PD_SHARED", "")) / "peers" / "plain_relay.py"
+    if not script.is_absolute() or not script.exists():
+        pytest.skip("PD_SHARED names no folder with peers/plain_relay.py")
+    port = free_port()
+    command = [str(folder / "vllm/bin/python"), str(script), "--port", str(port)]
+    with process([*command, "--prefill", prefill, "--decode", decode], logs / "relay.log"):
+        wait_ok(f"http://127.0.0.1:{port}/openapi.json", ROUTER_READY_WITHIN_S, logs / "relay.log")
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def vllm_router(folder: Path, prefill: str, decode: str, logs: Path) -> Iterator[str]:
+    """vllm-router in its P/D mode."""
+    port = free_port()
+    command = [str(folder / "router/bin/vllm-router"), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--prometheus-port", str(free_port()), "--vllm-pd-disaggregation", "--kv-connector", "nixl"]
+    command += ["--prefill", prefill, "--decode", decode, "--policy", "round_robin"]
+    with process(command, logs / "router.log"):
+        wait_ok(f"http://127.0.0.1:{port}/health", ROUTER_READY_WITHIN_S, logs / "router.log")
+        yield f"http://127.0.0.1:{port}"
+
+
+class Recorder:
+    """Passes everything on to an engine and remembers the bodies it was sent."""
+
+    def __init__(self, engine: str) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self._engine = engine
+        self._session: aiohttp.ClientSession | None = None
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if body:
+            self.bodies.append(msgspec.json.decode(body))
+        assert self._session is not None
+        headers = {"Content-Type": request.headers.get("Content-Type", "application/json")}
+        url = self._engine + request.path
+        async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+            response = web.StreamResponse(
+                status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]}
+            )
+            await response.prepare(request)
+            async for part in answer.content.iter_any():
+                await response.write(part)
+            await response.write_eof()
+            return response
+
+    async def serve(self) -> AsyncIterator[str]:
+        """Yields the URL once, while it serves."""
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
+        async with aiohttp.ClientSession() as self._session:
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            try:
+                yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+            finally:
+                await runner.cleanup()
