@@ -18,6 +18,7 @@ from proxy.access import KeyRing
 from proxy.admin_routes import AdminRoutes
 from proxy.cors import Cors
 from proxy.generation import Generation, LegHeaders
+from proxy.goodbyes import Goodbyes
 from proxy.incoming import REQUEST_ID, Handler, Incoming
 from proxy.plain_routes import PlainRoutes
 from proxy.relay import passed_through
@@ -56,11 +57,12 @@ class ProxyApp:
         self._id_prefix = f"req-{secrets.token_hex(8)}-"
         self._id_numbers = itertools.count(1)
         running = RunningRequests()
+        self._goodbyes = Goodbyes()
         config = services.config
         leg_headers = LegHeaders(
             config.engine_api_key, forwards_key=clients.is_open, unique_ids=config.dialect == "vllm"
         )
-        generation = Generation(services, running, leg_headers)
+        generation = Generation(services, running, leg_headers, self._goodbyes)
         plain = PlainRoutes(services, leg_headers)
         admin = AdminRoutes(services.fleet, running, services.config)
         self._routes = {
@@ -74,12 +76,19 @@ class ProxyApp:
             "/health": _Route(_Door.OPEN, {"GET": plain.health}),
             "/ready": _Route(_Door.OPEN, {"GET": plain.ready}),
             "/metrics": _Route(_Door.OPEN, {"GET": plain.metrics}),
+            "/openapi.json": _Route(_Door.OPEN, {"GET": plain.openapi}),
             "/admin/fleet": _Route(_Door.ADMIN, {"GET": admin.show, "POST": admin.change}),
         }
+
+    @property
+    def paths(self) -> dict[str, frozenset[str]]:
+        """Path → methods."""
+        return {path: frozenset(route.handlers) for path, route in self._routes.items()}
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The one entry: finds the handler and turns whatever it raises into an answer."""
         answer_headers = self._cors.headers(request.headers)
+        self._goodbyes.take_back(request.protocol)
         try:
             response = await self._dispatch(request, answer_headers)
         except ConnectionResetError:

@@ -15,6 +15,7 @@ from common.errors import PDError
 from common.tasks import only_cause
 from proxy.call import CHAT_PATH, Call, make_call
 from proxy.fan_out import FanOut, prompts_of
+from proxy.goodbyes import Goodbyes
 from proxy.incoming import JSON, REQUEST_ID, Incoming, read_body
 from proxy.journey import Journey
 from proxy.relay import HttpClient
@@ -61,9 +62,13 @@ class Generation:
         services: collaborators of the process.
         running: where requests can be ended by their id.
         leg_headers: what the legs carry.
+        goodbyes: for connections whose stream broke off.
     """
 
-    def __init__(self, services: Services, running: RunningRequests, leg_headers: LegHeaders) -> None:
+    def __init__(
+        self, services: Services, running: RunningRequests, leg_headers: LegHeaders, goodbyes: Goodbyes
+    ) -> None:
+        self._goodbyes = goodbyes
         self._services = services
         self._running = running
         self._leg_headers = leg_headers
@@ -108,6 +113,7 @@ class Generation:
             if client.response is None or not isinstance(cause, PDError):
                 raise cause from None
             await client.break_off(cause)
+            self._goodbyes.say(incoming.http.protocol)
         if client.response is None:
             raise RuntimeError("a journey ended without an answer")
         return client.response

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from common.clock import Deadline
 from common.errors import NotReady
+from proxy import openapi
 from proxy.fleet.worker import Role
 from proxy.generation import LegHeaders
 from proxy.incoming import Incoming, json_response, read_body
@@ -31,6 +32,7 @@ class PlainRoutes:
     def __init__(self, services: Services, leg_headers: LegHeaders) -> None:
         self._services = services
         self._leg_headers = leg_headers
+        self._description = openapi.description()
 
     async def ask_engine(self, incoming: Incoming) -> web.StreamResponse:
         """Pass a short request to any engine and its answer back."""
@@ -68,6 +70,10 @@ class PlainRoutes:
         if not self._services.fleet.is_ready():
             raise NotReady("waiting for at least one prefill and one decode engine")
         return json_response(b'{"status":"ready"}')
+
+    async def openapi(self, _: Incoming) -> web.StreamResponse:
+        """What this surface looks like."""
+        return json_response(self._description)
 
     async def metrics(self, _: Incoming) -> web.StreamResponse:
         """Prometheus text."""

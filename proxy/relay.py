@@ -118,11 +118,10 @@ class HttpClient:
         self._error_event = event
 
     async def break_off(self, error: Exception) -> None:
-        """Tell the client in the form of its stream that there is no more to come, and close."""
+        """Tell the client in the form of its stream that there is no more to come, and end it."""
         response = self.response
         if response is None:
             raise RuntimeError("the stream has not begun")
-        response.force_close()
         event = self._tail.separator + self._error_event(error)
         try:
             async with asyncio.timeout(_STALLED_CLIENT_S):

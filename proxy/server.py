@@ -7,7 +7,7 @@ import asyncio
 import logging
 import resource
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -59,6 +59,11 @@ class RunningProxy:
     def services(self) -> Services:
         """Collaborators of the journeys."""
         return self._assembled.services
+
+    @property
+    def paths(self) -> Mapping[str, frozenset[str]]:
+        """What can be asked: path → methods."""
+        return self._assembled.app.paths
 
     def reload(self, config: ProxyConfig) -> None:
         """Take over the lists of engines and the key files of `config`; everything else needs a restart.

@@ -164,6 +164,20 @@ async def test_a_d_that_dies_in_mid_stream_ends_it_with_an_error_event_of_its_ow
         await drained(r)
 
 
+async def test_the_connection_of_a_broken_stream_serves_a_request_that_comes_at_once_and_closes_otherwise() -> None:
+    async with rig() as r:
+        r.d.script(COMPLETIONS, mock.dies_after(mock.chunk(0)), mock.dies_after(mock.chunk(0)))
+        reader, writer = await asyncio.open_connection("127.0.0.1", r.proxy.port)
+        body = json.dumps(STREAM).encode()
+        request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        writer.write(request)
+        assert b'"error"' in await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.write(request)
+        assert b'"error"' in await reader.readuntil(b"\r\n0\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
+
+
 async def test_a_d_that_dies_after_its_end_marker_has_said_everything() -> None:
     async with rig() as r:
         r.d.script(COMPLETIONS, mock.dies_after(mock.chunk(0), b"data: [DONE]\n\n"))
