@@ -44,10 +44,10 @@ _ENFORCER_SHAPES: Shapes = (
     frozenset({"$ref"}),
     frozenset({"anyOf"}),
     frozenset({"enum"}),
-    frozenset({"type", "minLength", "maxLength"}),
     frozenset({"type", "items", "minItems", "maxItems"}),
     _OBJECT_KEYS,
 )
+"""Without lengths: 0.11 loses the closing quote of a bounded string in an array."""
 
 
 def gaps(backend: str, schema: Schema) -> tuple[Gap, ...]:
@@ -106,10 +106,15 @@ def _enforcer_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
     del root
     yield from _shape_gaps(node, _ENFORCER_SHAPES, "lm-format-enforcer")
     yield from _spelling_gaps(node, "lm-format-enforcer")
+    listed = node.get("enum")
     if node.get("type") == "integer":
         yield "`integer`: lm-format-enforcer lets it have a negative exponent"
-    if node.get("maxItems") == 0:
-        yield "`maxItems: 0` is ignored by lm-format-enforcer"
+    if node.get("maxItems") == 0 or node.get("enum") == [] or "" in (listed if isinstance(listed, list) else []):
+        yield "`maxItems: 0` and empty strings are not kept by lm-format-enforcer"
+    names = node.get("properties")
+    required = node.get("required")
+    if is_schema(names) and set(names) - set(required if isinstance(required, list) else []):
+        yield "an optional property: lm-format-enforcer may leave its comma behind"
     if "properties" in node and node.get("additionalProperties") is not False:
         yield "declared beside undeclared properties"
 

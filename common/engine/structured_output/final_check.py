@@ -1,13 +1,20 @@
 """Check a finished text against its whole schema, for what the masks did not enforce.
 
-Owns: the only import of `jsonschema`. Linear in the text but for what the schema itself makes slow (patterns).
+Owns: the only import of `jsonschema`, made when first needed: only `on_inexact: validate` needs it to be installed.
 Does not know: grammars, requests.
 """
 
 import json
 
-import jsonschema
-import jsonschema.validators
+from common.errors import ConfigError
+
+
+def require_checker() -> None:
+    """Raise `ConfigError` when `jsonschema` is not installed."""
+    try:
+        import jsonschema  # noqa: F401 only whether it is there
+    except ImportError as error:
+        raise ConfigError("grammar.on_inexact: validate needs the package jsonschema") from error
 
 
 def why_invalid(schema_text: str, text: str) -> str | None:
@@ -17,6 +24,9 @@ def why_invalid(schema_text: str, text: str) -> str | None:
         schema_text: the schema as it was asked for, not a superset.
         text: the finished output.
     """
+    import jsonschema
+    import jsonschema.validators
+
     try:
         instance = json.loads(text)
     except ValueError as error:

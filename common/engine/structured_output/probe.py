@@ -54,6 +54,7 @@ class CompileProbe:
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._server: _Server | None = None
+        self._running: set[int] = set()
         self._closed = False
 
     def load(self, backend: str) -> None:
@@ -90,16 +91,39 @@ class CompileProbe:
         except OSError:
             return ProbeReport(verdict=ProbeVerdict.CRASHED)
         with channel:
-            return _run(channel, job, timeout_s)
+            return self._run(channel, job, timeout_s)
+
+    def _run(self, channel: socket.socket, job: ProbeJob, timeout_s: float) -> ProbeReport:
+        pid: int | None = None
+        try:
+            channel.settimeout(_START_TIMEOUT_S)
+            pid = receive(channel, Started).pid
+            with self._lock:
+                self._running.add(pid)
+            channel.settimeout(timeout_s)
+            send(channel, job)
+            return receive(channel, ProbeReport)
+        except TimeoutError:
+            _end(channel, pid)
+            return ProbeReport(verdict=ProbeVerdict.TIMED_OUT)
+        except (OSError, EOFError):
+            return ProbeReport(verdict=ProbeVerdict.CRASHED)
+        finally:
+            if pid is not None:
+                with self._lock:
+                    self._running.discard(pid)
 
     def server_pid(self) -> int | None:
         """The server's process id, None before the first use."""
         return self._server.pid if self._server is not None else None
 
     def close(self) -> None:
-        """End the server for good; a probe at work is killed by whoever waits for it."""
+        """End the server and the probes at work for good; whoever waits for one learns that it crashed."""
         with self._lock:
             self._closed = True
+            for pid in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             if self._server is not None:
                 self._server.end()
 
@@ -171,21 +195,6 @@ class _Server:
         self._process.kill()
         self._process.wait()
         self._control.close()
-
-
-def _run(channel: socket.socket, job: ProbeJob, timeout_s: float) -> ProbeReport:
-    pid: int | None = None
-    try:
-        channel.settimeout(_START_TIMEOUT_S)
-        pid = receive(channel, Started).pid
-        channel.settimeout(timeout_s)
-        send(channel, job)
-        return receive(channel, ProbeReport)
-    except TimeoutError:
-        _end(channel, pid)
-        return ProbeReport(verdict=ProbeVerdict.TIMED_OUT)
-    except (OSError, EOFError):
-        return ProbeReport(verdict=ProbeVerdict.CRASHED)
 
 
 def _end(channel: socket.socket, pid: int | None) -> None:

@@ -116,15 +116,16 @@ def _run(job: ProbeJob, backend: Backend, vocabulary: Vocabulary, clock: Clock) 
 def _walk(backend: Backend, matcher: BackendMatcher, vocabulary: Vocabulary, clock: Clock) -> float:
     """Follow the grammar for a few tokens, always the longest allowed; the slowest mask in seconds."""
     bitmask = np.zeros((1, vocabulary.num_words), dtype=np.int32)
+    lengths = np.fromiter(map(len, vocabulary.token_bytes), dtype=np.int32, count=vocabulary.size)
+    lengths[vocabulary.end_token_id] = 0
     worst_s = 0.0
     for _ in range(_WALK_TOKENS):
         started_s = clock.now_s()
         backend.fill([FillRow(matcher, 0)], bitmask)
         worst_s = max(worst_s, clock.now_s() - started_s)
-        bits = np.unpackbits(bitmask.view(np.uint8)[0], bitorder="little")
-        allowed = [int(token_id) for token_id in np.flatnonzero(bits[: vocabulary.size])]
-        allowed = [token_id for token_id in allowed if token_id != vocabulary.end_token_id]
-        if not allowed or not matcher.consume(max(allowed, key=lambda token_id: len(vocabulary.token_bytes[token_id]))):
+        bits = np.unpackbits(bitmask.view(np.uint8)[0], bitorder="little")[: vocabulary.size]
+        longest = int(np.argmax(lengths * bits))
+        if not lengths[longest] * bits[longest] or not matcher.consume(longest):
             break
     return worst_s
 

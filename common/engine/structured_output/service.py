@@ -16,7 +16,7 @@ from common.engine.structured_output.backends import BackendSet
 from common.engine.structured_output.bitmask import BitmaskFiller
 from common.engine.structured_output.cache import CacheEntry, CacheKey, GrammarCache
 from common.engine.structured_output.door import check_at_door
-from common.engine.structured_output.final_check import why_invalid
+from common.engine.structured_output.final_check import require_checker, why_invalid
 from common.engine.structured_output.grammar import GrammarTicket, MaskRow, PendingBitmask
 from common.engine.structured_output.limits import LimitPassed, probe_error
 from common.engine.structured_output.planner import Attempt, plan
@@ -80,6 +80,8 @@ class LocalGrammarService:
         observer: GrammarObserver | None = None,
         warm: bool = False,
     ) -> None:
+        if config.on_inexact == "validate":
+            require_checker()
         self._config = config
         self._clock = clock
         self._observer = observer or NoObserver()

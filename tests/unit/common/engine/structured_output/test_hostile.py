@@ -170,3 +170,22 @@ def test_a_probe_server_that_died_is_replaced(service: LocalGrammarService) -> N
     server.kill()
     server.wait()
     assert accepts(service, Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "b"'), "b")
+
+
+def test_closing_ends_compilations_at_work() -> None:
+    service = make_service()
+    ticket = service.compile(slow_grammar(1))
+    service.compile(Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "a"'))
+    pid = wait_for_probe(service)
+    service.close()
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert settle(ticket).state is CompileState.FAILED
+
+
+def wait_for_probe(service: LocalGrammarService) -> int:
+    """Process id of the server once it has a probe at work."""
+    done = settle(service.compile(Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "b"')))
+    assert done.state is CompileState.READY
+    pid = service.probe_server_pid()
+    assert pid is not None
+    return pid
