@@ -50,7 +50,9 @@ contracts: $(VENV)/.installed-test
 	$(VENV)/bin/lint-imports --no-cache
 
 unit: $(VENV)/.installed-test model
-	$(VENV)/bin/pytest $(PYTEST_ARGS)
+	$(PY) -m common.engine.model.cpu_kernels.build
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadgroup -m "not alone" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m alone $(PYTEST_ARGS)
 
 test: lint types contracts unit ## ruff, mypy, import contracts, pytest
 
