@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.trio import MODEL, Trio, running_trio
 
-
 HERE = Path(__file__).parent
 
 
