@@ -13,8 +13,8 @@ _PAUSE_S = 1.0
 class Closable(Protocol):
     """A client's connection (aiohttp's request handler)."""
 
-    def close(self) -> None:
-        """Close it when the request under way, if any, is answered."""
+    def force_close(self) -> None:
+        """Close it now."""
         ...
 
 
@@ -36,4 +36,4 @@ class Goodbyes:
 
     def _close(self, connection: Closable) -> None:
         self._timers.pop(connection, None)
-        connection.close()
+        connection.force_close()
