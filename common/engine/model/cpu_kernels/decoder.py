@@ -11,7 +11,14 @@ import torch
 
 from common.engine.model.config import ModelConfig
 from common.engine.model.cpu_kernels.library import Cache, DecoderShape, LayerWeights, Packed, Step, load_library
-from common.engine.model.cpu_kernels.packed import GROUP_SIZE, Arena, PackedLinear, WeightDtype, packed_bytes_bound
+from common.engine.model.cpu_kernels.packed import (
+    GROUP_SIZE,
+    Arena,
+    PackedLinear,
+    WeightDtype,
+    formats_for,
+    packed_bytes_bound,
+)
 from common.engine.model.cpu_kernels.threads import Threads, default_num_threads
 from common.engine.model.forward import ForwardBatch
 from common.engine.model.rotary import rotary_frequencies
@@ -179,7 +186,7 @@ class _Packer:
     def __init__(self, config: ModelConfig, weights: CheckedWeights, dtype: WeightDtype, threads: Threads) -> None:
         self._config = config
         self._weights = weights
-        self._dtype = dtype
+        self._formats = formats_for(dtype)
         self._threads = threads
         self._alive: list[object] = []
         self.arena = Arena(_arena_bytes(config))
@@ -234,7 +241,7 @@ class _Packer:
     def _pack(self, weights: list[torch.Tensor], biases: list[torch.Tensor], *, paired: bool) -> Packed:
         weight = torch.cat([part.to(torch.float32) for part in weights]) if len(weights) > 1 else weights[0]
         bias = torch.cat(biases) if biases else None
-        packed = PackedLinear(weight, bias, self._dtype, self._threads, paired=paired, arena=self.arena)
+        packed = PackedLinear(weight, bias, self._formats, self._threads, paired=paired, arena=self.arena)
         self._alive.append(packed)
         return packed.struct
 

@@ -112,6 +112,7 @@ class AttentionArgs(Structure):
 
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pd_lanes": (c_int64, []),
+    "pd_has_tiles": (c_int32, []),
     "pd_advise_huge": (None, [c_void_p, c_int64]),
     "pd_threads_new": (c_void_p, [c_int32]),
     "pd_threads_free": (None, [c_void_p]),

@@ -22,7 +22,7 @@ class PackedFormat(IntEnum):
     """How weights are stored; groups of 32 inputs share half-precision scales.
 
     Q8: `scale * int8 + minimum`. Q8_SYMMETRIC: `scale * int8` (GGUF's Q8_0).
-    Q4: `scale * uint4 + minimum` (GGUF's Q4_1).
+    Q4: `scale * uint4 + minimum` (GGUF's Q4_1). BFLOAT16_TILES: laid out for the tile unit (AMX).
     """
 
     FLOAT32 = 0
@@ -30,14 +30,19 @@ class PackedFormat(IntEnum):
     Q8 = 2
     Q8_SYMMETRIC = 3
     Q4 = 4
+    BFLOAT16_TILES = 5
 
 
-# int8 keeps what is already quantised as it is, at 4 or 8 bits, without a further loss; the rest becomes Q8.
-CANDIDATES: dict[WeightDtype, tuple[PackedFormat, ...]] = {
-    "float32": (PackedFormat.FLOAT32,),
-    "bfloat16": (PackedFormat.BFLOAT16,),
-    "int8": (PackedFormat.Q4, PackedFormat.Q8_SYMMETRIC, PackedFormat.Q8),
-}
+def formats_for(dtype: WeightDtype) -> tuple[PackedFormat, ...]:
+    """The formats a matrix may get, tried in order: the last one always fits, the others only if they lose nothing.
+
+    So int8 keeps what is already quantised as it is, at 4 or 8 bits.
+    """
+    if dtype == "float32":
+        return (PackedFormat.FLOAT32,)
+    if dtype == "bfloat16":
+        return (PackedFormat.BFLOAT16_TILES if load_library().pd_has_tiles() else PackedFormat.BFLOAT16,)
+    return (PackedFormat.Q4, PackedFormat.Q8_SYMMETRIC, PackedFormat.Q8)
 
 
 class Arena:
@@ -83,7 +88,7 @@ class PackedLinear:
     Args:
         weight: float, any layout, on the CPU; `in_features` must be a multiple of 32.
         bias: float `[out_features]` or None.
-        dtype: how to store it.
+        formats: tried in order (`formats_for`).
         threads: that pack it, and later multiply by it in `__call__`.
         paired: two matrices of equal height stacked (gate, up), to be multiplied with `Out.SILU`.
         arena: where to put it; default its own memory.
@@ -96,7 +101,7 @@ class PackedLinear:
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        dtype: WeightDtype,
+        formats: tuple[PackedFormat, ...],
         threads: Threads,
         *,
         paired: bool = False,
@@ -110,14 +115,14 @@ class PackedLinear:
         self._paired = paired
         source = weight.to(torch.float32).contiguous()
         self._arena = arena or Arena(packed_bytes_bound(self.out_features, self.in_features))
-        self.format = self._pack(source, dtype)
+        self.format = self._pack(source, formats)
         self._bias = None if bias is None else self._pack_bias(bias)
         self.struct.bias = None if self._bias is None else self._bias.data_ptr()
 
-    def _pack(self, source: torch.Tensor, dtype: WeightDtype) -> PackedFormat:
-        library, candidates = self._library, CANDIDATES[dtype]
-        for chosen in candidates:
-            is_last = chosen is candidates[-1]
+    def _pack(self, source: torch.Tensor, formats: tuple[PackedFormat, ...]) -> PackedFormat:
+        library = self._library
+        for chosen in formats:
+            is_last = chosen is formats[-1]
             self.struct = Packed(chosen, self._paired, self.out_features, self.in_features, self._arena.address(), None)
             handle, to = self._threads.handle, self._arena.address()
             exact = library.pd_pack(handle, ctypes.byref(self.struct), source.data_ptr(), to, not is_last)

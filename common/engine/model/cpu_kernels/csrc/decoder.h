@@ -2,6 +2,7 @@
 #pragma once
 #include <mutex>
 
+#include "amx.h"
 #include "attention.h"
 
 namespace pd {
@@ -54,7 +55,7 @@ class Decoder {
     project_attention(last, step.num_logits);
     feed_forward(last, step.num_logits);
     norm_rows(step.num_logits, final_norm_);
-    gemm(pool_, gemm_, head_, normed_.data(), ldx(), step.num_logits, {logits, config_.vocab, Out::STORE});
+    multiply_rows(pool_, gemm_, head_, normed_.data(), ldx(), step.num_logits, {logits, config_.vocab, Out::STORE});
     return Fault::NONE;
   }
 
@@ -120,7 +121,7 @@ class Decoder {
   void attention_block(int layer, const Step& step, const Cache& cache, bool only_cache) {
     const LayerWeights& w = layers_[layer];
     norm_rows(step.num_tokens, w.attention_norm);
-    gemm(pool_, gemm_, w.qkv, normed_.data(), ldx(), step.num_tokens, {qkv_.data(), ldqkv(), Out::STORE});
+    multiply_rows(pool_, gemm_, w.qkv, normed_.data(), ldx(), step.num_tokens, {qkv_.data(), ldqkv(), Out::STORE});
     for_rows(step.num_tokens, [&](int64_t row) { place(layer, step, cache, row); });
     if (only_cache) return;
     const int group = config_.num_heads / config_.num_kv_heads;
@@ -151,14 +152,15 @@ class Decoder {
   }
 
   void project_attention(int layer, int64_t rows) {
-    gemm(pool_, gemm_, layers_[layer].output, attended_.data(), ldo(), rows, {hidden_.data(), ldx(), Out::ADD});
+    const Target residual{hidden_.data(), ldx(), Out::ADD};
+    multiply_rows(pool_, gemm_, layers_[layer].output, attended_.data(), ldo(), rows, residual);
   }
 
   void feed_forward(int layer, int64_t rows) {
     const LayerWeights& w = layers_[layer];
     norm_rows(rows, w.mlp_norm);
-    gemm(pool_, gemm_, w.gate_up, normed_.data(), ldx(), rows, {activated_.data(), lda(), Out::SILU});
-    gemm(pool_, gemm_, w.down, activated_.data(), lda(), rows, {hidden_.data(), ldx(), Out::ADD});
+    multiply_rows(pool_, gemm_, w.gate_up, normed_.data(), ldx(), rows, {activated_.data(), lda(), Out::SILU});
+    multiply_rows(pool_, gemm_, w.down, activated_.data(), lda(), rows, {hidden_.data(), ldx(), Out::ADD});
   }
 
   // Moves the rows whose logits are wanted to the front (through `normed_` and `qkv_`: the order may be any).

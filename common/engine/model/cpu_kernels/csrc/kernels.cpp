@@ -19,6 +19,7 @@ struct Threads {
 extern "C" {
 
 int64_t pd_lanes() { return VL; }
+int32_t pd_has_tiles() { return has_tiles(); }
 
 // Pages of 2 MB where the system grants them: streaming weights then misses the TLB 512 times less.
 void pd_advise_huge(void* data, int64_t bytes) {
@@ -66,7 +67,7 @@ void pd_linear(void* threads, const Packed* w, const float* x, int64_t lda, int6
                int32_t mode) {
   auto* t = static_cast<Threads*>(threads);
   Pool::Session session(t->pool);
-  pd::gemm(t->pool, t->gemm, *w, x, lda, m, {out, ldc, Out(mode)});
+  multiply_rows(t->pool, t->gemm, *w, x, lda, m, {out, ldc, Out(mode)});
 }
 
 void pd_rms_norm(const float* x, const float* weight, int64_t rows, int64_t n, float eps, float* out) {

@@ -62,6 +62,8 @@ static inline void unpacked_row(const Packed& w, int64_t index, float* out) {
       out[k] = ((const float*)group)[i * NR + lane];
     } else if (w.format == BF16) {
       out[k] = from_bf16(((const uint16_t*)group)[i * NR + lane]);
+    } else if (w.format == BF16_TILES) {
+      out[k] = from_bf16(((const uint16_t*)group)[in_tiles(int(i), lane)]);
     } else {
       const float scale = from_half(((const uint16_t*)group)[lane]);
       const float minimum = w.format == Q8_SYMMETRIC ? 0 : from_half(((const uint16_t*)group)[NR + lane]);

@@ -20,7 +20,7 @@
 
 namespace pd {
 
-enum Format : int32_t { F32 = 0, BF16 = 1, Q8 = 2, Q8_SYMMETRIC = 3, Q4 = 4 };
+enum Format : int32_t { F32 = 0, BF16 = 1, Q8 = 2, Q8_SYMMETRIC = 3, Q4 = 4, BF16_TILES = 5 };
 constexpr int GROUP = 32;  // k values that share a scale, as in GGUF's Q4_1 and Q8_0
 
 struct Packed {
@@ -53,6 +53,8 @@ struct Layout<BF16> {
   static constexpr int group_bytes = GROUP * NR * 2;
 };
 template <>
+struct Layout<BF16_TILES> : Layout<BF16> {};
+template <>
 struct Layout<Q8> {
   static constexpr int group_bytes = NR * 4 + GROUP * NR;
 };
@@ -68,6 +70,7 @@ struct Layout<Q4> {
 inline int64_t group_bytes(int32_t format) {
   switch (format) {
     case F32: return Layout<F32>::group_bytes;
+    case BF16_TILES:
     case BF16: return Layout<BF16>::group_bytes;
     case Q8: return Layout<Q8>::group_bytes;
     case Q8_SYMMETRIC: return Layout<Q8_SYMMETRIC>::group_bytes;
@@ -113,6 +116,9 @@ inline Group fit(const float* w, int32_t format) {
   return four.error(w) < best.error(w) ? four : best;
 }
 
+// Where (k, lane) of a group lies in BF16_TILES: [tile of 16 columns][pair of k][column][2].
+inline int in_tiles(int k, int lane) { return lane / 16 * (GROUP * 16) + k / 2 * 32 + lane % 16 * 2 + k % 2; }
+
 // Writes one lane of a group; returns whether each weight comes back bit for bit.
 inline bool pack_group(int32_t format, char* out, int lane, const float* w) {
   if (format == F32) {
@@ -120,9 +126,9 @@ inline bool pack_group(int32_t format, char* out, int lane, const float* w) {
     return true;
   }
   bool exact = true;
-  if (format == BF16) {
+  if (format == BF16 || format == BF16_TILES) {
     for (int k = 0; k < GROUP; k++) {
-      ((uint16_t*)out)[k * NR + lane] = to_bf16(w[k]);
+      ((uint16_t*)out)[format == BF16 ? k * NR + lane : in_tiles(k, lane)] = to_bf16(w[k]);
       exact &= from_bf16(to_bf16(w[k])) == w[k];
     }
     return exact;

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.engine.model.cpu_kernels.library import available
-from common.engine.model.cpu_kernels.packed import PackedLinear
+from common.engine.model.cpu_kernels.packed import PackedFormat, PackedLinear
 from common.engine.model.cpu_kernels.threads import Threads, default_num_threads
 
 needs_kernels = pytest.mark.skipif(not available(), reason="the kernels cannot be built here")
@@ -25,7 +25,7 @@ def test_without_topology_each_allowed_processor_is_a_core(tmp_path: Path) -> No
 
 @needs_kernels
 def test_threads_cost_nothing_between_calls() -> None:
-    linear = PackedLinear(torch.ones(64, 32), None, "float32", Threads(3))
+    linear = PackedLinear(torch.ones(64, 32), None, (PackedFormat.FLOAT32,), Threads(3))
     linear(torch.ones(1, 32))
     before_s = time.process_time()
     time.sleep(0.3)  # the subject: a spinning thread would use all of it
