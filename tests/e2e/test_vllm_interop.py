@@ -16,7 +16,7 @@ from proxy.config import FleetConfig, ProxyConfig
 from proxy.server import running
 from tests.support.peers import Recorder, peers, vllm_pair
 
-pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Pick a colour and a number below ten. Answer in JSON."}]
