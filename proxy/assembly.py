@@ -25,6 +25,7 @@ from proxy.routing.round_robin import RoundRobin
 from proxy.services import Services
 from proxy.time_limits import TimeLimits
 from proxy.tls import engine_context
+from proxy.tracing.exporter import TraceExporter
 from proxy.upstream import Upstream
 
 
@@ -46,7 +47,7 @@ def assemble(config: ProxyConfig, clock: Clock, upstream: Upstream, background: 
     """
     uses_tls = any(url.startswith("https:") for url in (*config.fleet.prefill, *config.fleet.decode))
     has_own_tls = config.engine_tls.ca_file is not None or config.engine_tls.cert_file is not None
-    limits = TimeLimits(clock)
+    limits, tracing = TimeLimits(clock), config.tracing
     tls = engine_context(config.engine_tls) if uses_tls or has_own_tls else None
     # A leg that waits for an engine found dead waits in vain.
     fleet = Fleet(config.fleet, clock, tls, on_death=limits.expire)
@@ -70,6 +71,7 @@ def assemble(config: ProxyConfig, clock: Clock, upstream: Upstream, background: 
         metrics=_metrics(admission, background, fleet),
         limits=limits,
         prompt_memory=PromptMemory(),
+        traces=None if tracing.otlp_url is None else TraceExporter(tracing.otlp_url, tracing.service_name, clock),
     )
     clients, admins = KeyRing(config.keys.client_file, clock), KeyRing(config.keys.admin_file, clock)
     return Assembled(services=services, app=ProxyApp(services, clients, admins), clients=clients, admins=admins)

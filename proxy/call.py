@@ -12,6 +12,7 @@ import msgspec
 
 from common.clock import Deadline
 from common.errors import InvalidRequest
+from proxy.tracing.context import TraceContext
 
 Fields = Mapping[str, bytes | msgspec.Raw]
 """Field name → its JSON exactly as the client spelled it."""
@@ -59,6 +60,7 @@ class Call:
         num_body_bytes: size of the body, a stand-in for its length in tokens.
         received_s: when the request came in, in the proxy's clock.
         deadline: when the first byte must have left.
+        trace: where the request stands in its trace; None where nothing is traced.
     """
 
     path: str
@@ -72,6 +74,7 @@ class Call:
     num_body_bytes: int
     received_s: float
     deadline: Deadline
+    trace: TraceContext | None = None
 
 
 def parse_fields(body: bytes) -> dict[str, msgspec.Raw]:

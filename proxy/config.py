@@ -140,6 +140,21 @@ class EngineTlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     key_file: str | None = None
 
 
+class TracingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenTelemetry traces.
+
+    Attributes:
+        otlp_url: a collector's OTLP/HTTP endpoint, e.g. `http://localhost:4318/v1/traces`; null traces nothing and
+            passes the client's `traceparent` on as it is.
+        service_name: under which the proxy appears.
+        sample_ratio: share of the requests without a caller's decision that are traced.
+    """
+
+    otlp_url: str | None = None
+    service_name: str = "pd-proxy"
+    sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+
+
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The proxy.
 
@@ -150,6 +165,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             stay on the prefill leg, which is marked so that P renders them without compiling.
         dialect: what the engines speak: ours (`pd`) or plain vLLM (`vllm`).
         max_body_bytes: larger request bodies answer 413; counted after decompression.
+        tracing: where traces go.
         keys: who may come in.
         tls: HTTPS towards clients.
         engine_tls: HTTPS towards engines.
@@ -171,6 +187,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     retries: RetryConfig = RetryConfig()
     routing: RoutingConfig = RoutingConfig()
     max_body_bytes: Positive = 64 << 20
+    tracing: TracingConfig = TracingConfig()
     keys: KeysConfig = KeysConfig()
     tls: TlsConfig = TlsConfig()
     engine_tls: EngineTlsConfig = EngineTlsConfig()

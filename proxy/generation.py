@@ -6,6 +6,8 @@ Does not know: what happens on a journey.
 
 import secrets
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 from aiohttp import web
@@ -23,6 +25,8 @@ from proxy.responses.client import ResponsesClient
 from proxy.responses.request import translate
 from proxy.running_requests import RunningRequests
 from proxy.services import Services
+from proxy.tracing.context import HEADER as TRACE
+from proxy.tracing.context import begin
 
 
 class LegHeaders:
@@ -37,7 +41,7 @@ class LegHeaders:
     def __init__(self, engine_api_key: str | None, *, forwards_key: bool, unique_ids: bool) -> None:
         self._unique_ids = unique_ids
         self._fixed = {"Content-Type": JSON}
-        self._forwarded = ["traceparent", "tracestate"]
+        self._forwarded = [TRACE, "tracestate"]
         if engine_api_key is not None:
             self._fixed["Authorization"] = f"Bearer {engine_api_key}"
         elif forwards_key:
@@ -69,6 +73,7 @@ class Generation:
         self, services: Services, running: RunningRequests, leg_headers: LegHeaders, goodbyes: Goodbyes
     ) -> None:
         self._goodbyes = goodbyes
+        self._random = Random()
         self._services = services
         self._running = running
         self._leg_headers = leg_headers
@@ -125,9 +130,13 @@ class Generation:
     def _call(self, incoming: Incoming, path: str, body: bytes, received_s: float) -> Call:
         deadline = Deadline(self._services.clock, received_s + self._services.config.timeouts.request_s)
         headers = self._leg_headers.for_request(incoming.http.headers, incoming.request_id)
-        return make_call(
+        call = make_call(
             path, body, headers=headers, request_id=incoming.request_id, received_s=received_s, deadline=deadline
         )
+        if self._services.traces is None:
+            return call
+        trace = begin(headers.get(TRACE), self._services.config.tracing.sample_ratio, self._random)
+        return replace(call, trace=trace, headers={**headers, TRACE: trace.traceparent})
 
     async def _admitted(self, call: Call, owner: str | None, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in a slot, where an abort can reach it."""

@@ -20,6 +20,7 @@ from proxy.prefill_leg import Prefilled, prefill, release
 from proxy.prepare_leg import prepare
 from proxy.retry import Leg
 from proxy.services import Services
+from proxy.tracing.spans import journey_spans
 from proxy.tries import Tries
 from proxy.ttft import Breakdown, take_apart
 from proxy.upstream import OpenAnswer
@@ -51,6 +52,7 @@ class Journey:
         self._owes_release = False
         self._decode_worker: Worker | None = None
         self._fallback: str | None = None
+        self._decode_stages_s: Mapping[str, float] = {}
 
     async def run(self, client: Client) -> None:
         """Serve the request and leave nothing behind, whatever happens.
@@ -79,6 +81,7 @@ class Journey:
                 self._release_kv()
             self._track.move_to(end)
             self._services.metrics.requests.inc(self._call.path, end.value)
+            self._trace()
 
     async def _until_first_byte(self) -> Started:
         worker = self._route_decode()
@@ -152,6 +155,7 @@ class Journey:
     async def _pass_on(self, client: Client, started: Started) -> None:
         reported_s = None if self._prefilled is None else self._prefilled.stages_s
         breakdown = take_apart(self._track, reported_s or {}, started.stages_s, is_stream=started.is_stream)
+        self._decode_stages_s = started.stages_s
         notes = {"kind": self._call.kind, "fallback": self._fallback, "retries": self._tries.num_retries}
         try:
             await client.pass_on(started, breakdown, notes)
@@ -163,6 +167,25 @@ class Journey:
             # After the bytes have left: counting is no part of what it counts.
             if breakdown.ttft_s is not None:
                 self._services.metrics.observe_ttft(self._call.kind, breakdown.ttft_s, breakdown.stages_s)
+
+    def _trace(self) -> None:
+        traces, trace = self._services.traces, self._call.trace
+        if traces is None or trace is None or not trace.is_sampled:
+            return
+        prefill_s = {} if self._prefilled is None else self._prefilled.stages_s
+        attributes: dict[str, str | int] = {
+            "http.route": self._call.path,
+            "pd.request_id": self._call.request_id,
+            "pd.constraint_kind": self._call.kind,
+            "pd.outcome": self._track.phase.value,
+            "pd.retries": self._tries.num_retries,
+        }
+        if self._fallback is not None:
+            attributes["pd.fallback"] = self._fallback
+        if self._call.model is not None:
+            attributes["gen_ai.request.model"] = self._call.model
+        reports_s = (prefill_s, self._decode_stages_s)
+        traces.add(journey_spans(trace, f"POST {self._call.path}", self._track, reports_s, attributes))
 
     def _release_kv(self) -> None:
         if self._prefilled is not None and self._services.config.dialect == "pd":

@@ -65,6 +65,8 @@ def load(path: str) -> ProxyConfig:
         for url in getattr(config.fleet, role):
             if not url.startswith(("http://", "https://")):
                 raise ConfigError(f"{path}: key `proxy.fleet.{role}`: {url!r} must start with http:// or https://")
+    if config.tracing.otlp_url is not None and not config.tracing.otlp_url.startswith("http://"):
+        raise ConfigError(f"{path}: key `proxy.tracing.otlp_url` must start with http://")
     if not config.fleet.decode and config.fleet.file is None:
         raise ConfigError(f"{path}: key `proxy.fleet.decode` names no engine; at least one URL is needed")
     return _with_absolute_files(config, Path(path).resolve().parent)

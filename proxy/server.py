@@ -104,6 +104,8 @@ async def running(config: ProxyConfig, clock: Clock, *, reuse_port: bool = False
         _log.info("proxy.listening", host=config.host, port=port, tls=tls is not None)
         yield RunningProxy(assembled, port)
         await _drain(runner, assembled.services.admission, config.drain_s)
+        if assembled.services.traces is not None:
+            await assembled.services.traces.flush()
 
 
 def _watch(services: Services) -> None:
@@ -112,6 +114,8 @@ def _watch(services: Services) -> None:
     monitor = Monitor(services.fleet, services.upstream, config.fleet, headers)
     services.background.spawn(monitor.run(), name="health")
     services.background.spawn(_watch_lag(services), name="lag")
+    if services.traces is not None:
+        services.background.spawn(services.traces.run(), name="traces")
     if config.fleet.file is not None:
         source = FileSource(config.fleet.file, services.fleet, config.fleet.file_poll_s)
         services.background.spawn(source.run(), name="fleet-file")

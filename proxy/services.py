@@ -21,6 +21,7 @@ from proxy.metrics import ProxyMetrics
 from proxy.routing.policy import RoutingPolicy
 from proxy.routing.prompt_memory import PromptMemory
 from proxy.time_limits import TimeLimits
+from proxy.tracing.exporter import TraceExporter
 from proxy.upstream import Upstream
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class Services:
     metrics: ProxyMetrics
     limits: TimeLimits
     prompt_memory: PromptMemory
+    traces: TraceExporter | None = None
 
     def pick(self, role: Role, call: Call, excluded: Collection[Worker] = ()) -> Worker | None:
         """A routable worker of `role` outside `excluded`, by policy; None when there is none."""

@@ -5,7 +5,7 @@ Owns: the set-up of structlog and of the standard library's loggers. Called once
 
 import logging
 import sys
-from typing import Literal
+from typing import Literal, TextIO, cast
 
 import structlog
 
@@ -14,6 +14,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 def configure_logging(role: str, json: bool = False, level: Level = "info") -> None:
     """Send every log line of this process to stderr, as JSON or for a person's eyes, each marked with `role`."""
+    stream = cast("TextIO", _Stderr())
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -32,18 +33,30 @@ def configure_logging(role: str, json: bool = False, level: Level = "info") -> N
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer]
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers = [handler]
     # Third parties speak up from WARNING on; our own lines go through structlog.
     root.setLevel(max(threshold, logging.WARNING))
+
+
+class _Stderr:
+    """Whatever `sys.stderr` is at the moment of writing; it may be exchanged after loggers were made."""
+
+    def write(self, text: str) -> int:
+        """Write to it."""
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush it."""
+        sys.stderr.flush()
 
 
 def _marker(role: str) -> structlog.typing.Processor:
