@@ -7,7 +7,7 @@ A library that refuses by itself needs no entry here; these are the keywords it 
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from common.engine.structured_output.json_schema import ANNOTATIONS, Schema, is_schema, walk
+from common.engine.structured_output.json_schema import Schema, is_schema, meaning, walk
 from common.engine.structured_output.normalise import OLD_DRAFTS, draft_of
 
 Gap = str
@@ -73,7 +73,7 @@ def _guidance_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
 def _xgrammar_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
     """xgrammar: only nodes of the shapes above."""
     del root
-    keywords = frozenset(node) - ANNOTATIONS - {"$defs", "definitions"}
+    keywords = meaning(node)
     if not keywords:
         return
     if not any(keywords <= shape for shape in _XGRAMMAR_SHAPES):
@@ -129,7 +129,7 @@ def _spelling_gaps(node: Schema, library: str) -> Iterator[Gap]:
 
 
 def _shape_gaps(node: Schema, shapes: Shapes, library: str) -> Iterator[Gap]:
-    keywords = frozenset(node) - ANNOTATIONS - {"$defs", "definitions"}
+    keywords = meaning(node)
     if not any(keywords <= shape for shape in shapes):
         yield f"{_names(keywords)} in one schema cannot be relied on with {library}"
 

@@ -51,6 +51,53 @@ ANNOTATIONS = frozenset(
 """Keywords that allow and forbid nothing."""
 
 
+MEANINGFUL = (
+    SINGLE
+    | LISTS
+    | MAPS
+    | frozenset(
+        {
+            "$anchor",
+            "$dynamicAnchor",
+            "$dynamicRef",
+            "$recursiveAnchor",
+            "$recursiveRef",
+            "$ref",
+            "const",
+            "contentEncoding",
+            "contentMediaType",
+            "contentSchema",
+            "dependentRequired",
+            "enum",
+            "exclusiveMaximum",
+            "exclusiveMinimum",
+            "format",
+            "maxContains",
+            "maxItems",
+            "maxLength",
+            "maxProperties",
+            "maximum",
+            "minContains",
+            "minItems",
+            "minLength",
+            "minProperties",
+            "minimum",
+            "multipleOf",
+            "pattern",
+            "required",
+            "type",
+            "uniqueItems",
+        }
+    )
+)
+"""Keywords of some draft that are more than annotations; any other keyword is an annotation, says the specification."""
+
+
+def meaning(schema: Schema) -> frozenset[str]:
+    """The keywords of a node that may allow or forbid something."""
+    return MEANINGFUL.intersection(schema) - {"$defs", "definitions"}
+
+
 def is_schema(value: object) -> TypeGuard[Schema]:
     """Whether `value` is an object schema (booleans are schemas too, but hold nothing)."""
     return isinstance(value, dict)

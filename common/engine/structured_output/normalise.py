@@ -33,7 +33,7 @@ def normalise(schema: Schema, *, additional_properties: bool = True) -> object:
 
     Args:
         schema: the root, a JSON object; not changed.
-        additional_properties: what objects that say nothing about it allow; False closes them.
+        additional_properties: False closes every object that declares properties and says nothing about others.
 
     Returns:
         A schema or a boolean.
@@ -58,6 +58,8 @@ class _Rules:
         if "$schema" in node and not self._is_named:
             del node["$schema"]
         _drop_vacuous(node)
+        if not _filter_listed(node):
+            return False
         self._close(node)
         if self._keeps_places:
             return node
@@ -70,9 +72,9 @@ class _Rules:
 
     def _close(self, node: Schema) -> None:
         """`disable_additional_properties`."""
-        if self._additional_properties or "additionalProperties" in node or "patternProperties" in node:
+        if self._additional_properties or "additionalProperties" in node:
             return
-        if "properties" in node or node.get("type") == "object":
+        if "properties" in node or "patternProperties" in node:
             node["additionalProperties"] = False
 
     def _rewrite_dependencies(self, node: Schema) -> None:
@@ -180,6 +182,36 @@ def _drop_vacuous(node: Schema) -> None:
     for keyword in ("minItems", "minLength", "minProperties"):
         if node.get(keyword) == 0 and not isinstance(node[keyword], bool):
             del node[keyword]
+
+
+def _filter_listed(node: Schema) -> bool:
+    """Keep the listed values that `type` allows, and drop `type`; False when none is left."""
+    declared = node.get("type")
+    names = [declared] if isinstance(declared, str) else declared
+    values = node.get("enum", [node["const"]] if "const" in node else None)
+    if not isinstance(names, list) or not isinstance(values, list) or ("enum" in node and "const" in node):
+        return True
+    kept = [value for value in values if _json_types(value) & set(names)]
+    del node["type"]
+    if "enum" in node:
+        node["enum"] = kept
+    return bool(kept)
+
+
+def _json_types(value: object) -> set[str]:
+    if isinstance(value, float) and value.is_integer():
+        return {"number", "integer"}
+    return _TYPES_OF.get(type(value), {"null"})
+
+
+_TYPES_OF: dict[type, set[str]] = {
+    bool: {"boolean"},
+    int: {"number", "integer"},
+    float: {"number"},
+    str: {"string"},
+    list: {"array"},
+    dict: {"object"},
+}
 
 
 def _holds_at_most_one(node: Schema) -> bool:

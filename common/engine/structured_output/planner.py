@@ -81,7 +81,9 @@ def _plan_schema(constraint: Constraint, backend: str, config: GrammarConfig) ->
     asked: object = json.loads(constraint.value)
     schema = asked
     if is_schema(asked):
-        schema = normalise(asked, additional_properties=constraint.additional_properties)
+        # Only llguidance keeps an undeclared key apart from the declared ones; the others get closed objects.
+        is_open = constraint.additional_properties and backend == "guidance"
+        schema = normalise(asked, additional_properties=is_open)
     if schema is False:
         raise ConstraintRejected("no output can satisfy this constraint", constraint.field)
     normal: Schema = schema if is_schema(schema) else {}

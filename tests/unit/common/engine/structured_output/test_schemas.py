@@ -106,7 +106,7 @@ def test_pattern_and_format_keep_their_length_bounds(service: LocalGrammarServic
         ('{"type":"string","pattern":"^[a-z]+$","maxLength":3}', "`maxLength`, `pattern`"),
         ('{"oneOf":[{"type":"string"},{"minLength":2}]}', "`oneOf`"),
         ('{"type":"number","multipleOf":2}', "`multipleOf`"),
-        ('{"type":"object","properties":{"a":{}}}', "undeclared"),
+        ('{"type":"object","properties":{"a":{}},"additionalProperties":true}', "undeclared"),
     ],
 )
 def test_xgrammar_gets_nothing_it_would_weaken(text: str, reason: str) -> None:
