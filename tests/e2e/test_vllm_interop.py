@@ -118,15 +118,18 @@ async def test_a_cold_schema_is_obeyed_while_p_sees_none_and_d_is_warmed_up_with
     assert decode["kv_transfer_params"]["do_remote_prefill"] is True
 
 
-async def test_a_choice_and_a_forced_tool_are_obeyed_too(front: Front) -> None:
+async def test_a_choice_is_obeyed(front: Front) -> None:
     assert await front.text({**BASE, "structured_outputs": {"choice": ["umber", "ochre"]}}) in ("umber", "ochre")
-    function = {"name": "paint", "parameters": schema_called("layers")}
-    tools = {"tools": [{"type": "function", "function": function}]}
+
+
+async def test_a_forced_tool_is_called_as_its_schema_says_and_p_is_shown_the_tool_only(front: Front) -> None:
+    schema = schema_called("layers")
+    tools = {"tools": [{"type": "function", "function": {"name": "paint", "parameters": schema}}]}
     forced = {"tool_choice": {"type": "function", "function": {"name": "paint"}}}
     status, answer = await front.post({**BASE, **tools, **forced})
     assert status == 200, answer
     call = msgspec.json.decode(answer)["choices"][0]["message"]["tool_calls"][0]["function"]
-    jsonschema.validate(msgspec.json.decode(call["arguments"]), schema_called("layers"))
+    jsonschema.validate(msgspec.json.decode(call["arguments"]), schema)
     assert "tool_choice" not in front.p.bodies[-1]
     assert front.p.bodies[-1]["tools"] == tools["tools"]
 

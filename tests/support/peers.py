@@ -87,7 +87,8 @@ def _vllm(folder: Path, model: Path, core: int, role: str, logs: Path) -> Iterat
     transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
     command = [str(folder / "vllm/bin/vllm"), "serve", str(model), "--served-model-name", "smollm2"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"]
-    command += ["--max-num-seqs", "32", "--kv-transfer-config", msgspec.json.encode(transfer).decode()]
+    command += ["--max-num-seqs", "32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    command += ["--kv-transfer-config", msgspec.json.encode(transfer).decode()]
     environment = {
         "PATH": f"{folder / 'vllm/bin'}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
