@@ -38,6 +38,7 @@ class Monitor:
         self._config = config
         self._headers = headers
         self._failures: dict[Worker, int] = {}
+        self._refusing: set[Worker] = set()
 
     async def run(self) -> None:
         """Probe until cancelled; one slow engine delays nobody else's verdict."""
@@ -72,8 +73,10 @@ class Monitor:
         if answer.status in _NO_SUCH_PATH:
             # vLLM has no /ready; its /health answers once it can serve.
             answer = await self._upstream.get(worker, "/health", self._headers)
-        if answer.status in (401, 403):
-            _log.warning("engine.refuses_key", engine=worker.name, status=answer.status)
+        refuses_key = answer.status in (401, 403)
+        if refuses_key and worker not in self._refusing:
+            _log.error("engine.refuses_key", engine=worker.name, status=answer.status)
+        (self._refusing.add if refuses_key else self._refusing.discard)(worker)
         return answer.status == 200
 
     async def _on_good(self, worker: Worker) -> None:

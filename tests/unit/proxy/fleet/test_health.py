@@ -1,0 +1,97 @@
+import asyncio
+
+import pytest
+
+from common.clock import ManualClock
+from common.errors import UpstreamBroken, UpstreamUnreachable
+from proxy.config import FleetConfig
+from proxy.fleet.health import Monitor
+from proxy.fleet.membership import Fleet
+from proxy.fleet.worker import Worker, WorkerState
+from proxy.upstream import Answer, Upstream
+
+
+class ScriptedUpstream(Upstream):
+    """Answers probes from a list: a status, or an exception; the last entry repeats."""
+
+    def __init__(self, **answers: list[int | Exception | None]) -> None:
+        super().__init__(connect_s=1, keepalive_s=1)
+        self._answers = {f"/{name}": list(entries) for name, entries in answers.items()}
+        self.asked: list[tuple[str, object]] = []
+
+    async def get(self, worker: Worker, path: str, headers: object) -> Answer:
+        self.asked.append((path, headers))
+        entries = self._answers.get(path, [200])
+        entry = entries.pop(0) if len(entries) > 1 else entries[0]
+        if entry is None:
+            await asyncio.Event().wait()
+        if isinstance(entry, Exception):
+            raise entry
+        assert isinstance(entry, int)
+        return Answer(entry, {}, b'{"data": [{"id": "m"}]}')
+
+
+def monitored(**answers: list[int | Exception | None]) -> tuple[Monitor, Worker, ScriptedUpstream]:
+    config = FleetConfig(prefill=("http://p:1",), probe_timeout_s=0.01, failures_until_dead=2)
+    fleet, upstream = Fleet(config, ManualClock()), ScriptedUpstream(**answers)
+    return Monitor(fleet, upstream, config, {"Authorization": "Bearer k"}), fleet.all()[0], upstream
+
+
+async def states(monitor: Monitor, worker: Worker, number: int) -> list[str]:
+    seen = []
+    for _ in range(number):
+        await monitor.probe(worker)
+        seen.append(worker.state.value)
+    return seen
+
+
+async def test_an_engine_that_answers_is_ready_and_its_models_are_known() -> None:
+    monitor, worker, upstream = monitored()
+    assert await states(monitor, worker, 1) == ["ready"]
+    assert worker.models == (b'{"id": "m"}',)
+    assert all(headers == {"Authorization": "Bearer k"} for _, headers in upstream.asked)
+
+
+async def test_an_engine_that_is_not_ready_yet_stays_starting() -> None:
+    monitor, worker, _ = monitored(ready=[503, UpstreamUnreachable("x"), 200])
+    assert await states(monitor, worker, 3) == ["starting", "starting", "ready"]
+
+
+@pytest.mark.parametrize("failure", [503, UpstreamUnreachable("x")])
+async def test_a_refusal_takes_an_engine_out_at_once_and_an_answer_brings_it_back(failure: int | Exception) -> None:
+    monitor, worker, _ = monitored(ready=[200, failure, 200])
+    assert await states(monitor, worker, 3) == ["ready", "dead", "ready"]
+
+
+@pytest.mark.parametrize("failure", [None, UpstreamBroken("x")])
+async def test_silence_takes_an_engine_out_only_when_it_lasts(failure: Exception | None) -> None:
+    monitor, worker, _ = monitored(ready=[200, failure, 200, failure, failure, 200])
+    assert await states(monitor, worker, 6) == ["ready", "ready", "ready", "ready", "dead", "ready"]
+
+
+@pytest.mark.parametrize("missing", [404, 405])
+async def test_an_engine_without_ready_is_asked_for_its_health(missing: int) -> None:
+    monitor, worker, upstream = monitored(ready=[missing], health=[200, 503])
+    assert await states(monitor, worker, 2) == ["ready", "dead"]
+    assert ("/health", {"Authorization": "Bearer k"}) in upstream.asked
+
+
+async def test_a_wrong_key_is_no_readiness() -> None:
+    monitor, worker, _ = monitored(ready=[401])
+    assert await states(monitor, worker, 1) == ["starting"]
+
+
+async def test_a_draining_engine_is_left_alone() -> None:
+    monitor, worker, _ = monitored(ready=[200, 200, UpstreamUnreachable("x")])
+    await monitor.probe(worker)
+    worker.move_to(WorkerState.DRAINING)
+    assert await states(monitor, worker, 2) == ["draining", "draining"]
+
+
+async def test_a_circuit_that_opened_before_a_restart_is_closed_by_readiness() -> None:
+    monitor, worker, _ = monitored(ready=[200, 503, 200])
+    await states(monitor, worker, 2)
+    for _ in range(10):
+        worker.breaker.on_failure()
+    assert await states(monitor, worker, 1) == ["ready"]
+    assert worker.is_routable
