@@ -23,16 +23,16 @@ READY_WITHIN_S = 180.0
 @contextmanager
 def running_modes(config: Path, modes: Sequence[str]) -> Iterator[dict[str, str]]:
     """Start D, P and one proxy per `structured_output` mode; yields mode → proxy URL."""
-    sections = _absolute(yaml.safe_load(config.read_text()), config)
-    ports = {role: _free_port() for role in ("prefill", "decode", *modes)}
+    sections = absolute(yaml.safe_load(config.read_text()), config)
+    ports = {role: free_port() for role in ("prefill", "decode", *modes)}
     with tempfile.TemporaryDirectory() as folder, _children() as children:
         for role in ("decode", "prefill"):
-            path = _write(Path(folder) / f"{role}.yaml", _with(sections, role, {"port": ports[role]}))
+            path = _write(Path(folder) / f"{role}.yaml", with_keys(sections, role, {"port": ports[role]}))
             children.append(_start(role, path))
         fleet = {role: [f"http://127.0.0.1:{ports[role]}"] for role in ("prefill", "decode")}
         for mode in modes:
             proxy = {"port": ports[mode], "structured_output": mode, "fleet": fleet}
-            children.append(_start("proxy", _write(Path(folder) / f"{mode}.yaml", _with(sections, "proxy", proxy))))
+            children.append(_start("proxy", _write(Path(folder) / f"{mode}.yaml", with_keys(sections, "proxy", proxy))))
         urls = {mode: f"http://127.0.0.1:{ports[mode]}" for mode in modes}
         for url in urls.values():
             _wait_ready(url, children)
@@ -42,26 +42,28 @@ def running_modes(config: Path, modes: Sequence[str]) -> Iterator[dict[str, str]
 @contextmanager
 def running_pair(config: Path) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
     """Start the deployment of `config` on free ports; yields (`single`: D alone, `pair`: the proxy) and process ids."""
-    sections = _absolute(yaml.safe_load(config.read_text()), config)
-    ports = {role: _free_port() for role in ("prefill", "decode", "proxy")}
+    sections = absolute(yaml.safe_load(config.read_text()), config)
+    ports = {role: free_port() for role in ("prefill", "decode", "proxy")}
     fleet = {role: [f"http://127.0.0.1:{ports[role]}"] for role in ("prefill", "decode")}
     for role, port in ports.items():
-        sections = _with(sections, role, {"port": port})
+        sections = with_keys(sections, role, {"port": port})
     with tempfile.TemporaryDirectory() as folder, _children() as children:
-        path = _write(Path(folder) / "pd.yaml", _with(sections, "proxy", {"fleet": fleet}))
+        path = _write(Path(folder) / "pd.yaml", with_keys(sections, "proxy", {"fleet": fleet}))
         children.extend(_start(role, path) for role in ("decode", "prefill", "proxy"))
         urls = {"single": f"http://127.0.0.1:{ports['decode']}", "pair": f"http://127.0.0.1:{ports['proxy']}"}
         _wait_ready(urls["pair"], children)
         yield urls, tuple(child.pid for child in children)
 
 
-def _absolute(sections: Mapping[str, Any], config: Path) -> dict[str, Any]:
+def absolute(sections: Mapping[str, Any], config: Path) -> dict[str, Any]:
+    """The sections with a model path that holds from any folder."""
     engine = dict(sections.get("engine", {}))
     engine["model"] = str((config.parent / engine["model"]).resolve())
     return {**sections, "engine": engine}
 
 
-def _with(sections: Mapping[str, Any], name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+def with_keys(sections: Mapping[str, Any], name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which `keys` override those of section `name`."""
     return {**sections, name: {**sections.get(name, {}), **keys}}
 
 
@@ -105,7 +107,8 @@ def _wait_ready(url: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
     raise SystemExit(f"{url} was not ready within {READY_WITHIN_S:.0f} s")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
