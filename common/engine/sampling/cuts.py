@@ -31,13 +31,19 @@ class Cuts:
     top_p: DoubleArray
     min_p: DoubleArray
 
+    @property
+    def has_top_p(self) -> bool:
+        """Whether some row is cut by mass."""
+        return bool((self.top_p < 1).any())
 
-def thresholds(probabilities: FloatArray, maxima: FloatArray, cuts: Cuts) -> FloatArray:
-    """The lowest probability that stays in each row; 0 keeps all.
+
+def thresholds(weights: FloatArray, maxima: FloatArray, masses: FloatArray | None, cuts: Cuts) -> FloatArray:
+    """The lowest weight that stays in each row; 0 keeps all.
 
     Args:
-        probabilities: float32 [n, m], softmax of the logits, then zeros up to whole groups; not changed.
+        weights: float32 [n, m], proportional to the probabilities, then zeros up to whole groups; not changed.
         maxima: of its groups, float32 [n, G], from `group_maxima`.
+        masses: sum of each row, float32 [n]; None where no row has top_p.
         cuts: of these rows.
 
     Returns:
@@ -46,44 +52,49 @@ def thresholds(probabilities: FloatArray, maxima: FloatArray, cuts: Cuts) -> Flo
     lowest: FloatArray = cuts.min_p.astype(np.float32) * maxima.max(axis=1)
     longest = int(cuts.top_k.max())
     if longest > 0:
-        head = highest_on_host(probabilities, longest, maxima)
+        head = highest_on_host(weights, longest, maxima)
         kth = head[np.arange(len(head)), np.maximum(cuts.top_k - 1, 0)]
         np.maximum(lowest, np.where(cuts.top_k > 0, kth, np.float32(0)), out=lowest)
-    if (cuts.top_p < 1).any():
-        np.maximum(lowest, _nucleus_edge(probabilities, maxima, lowest, cuts.top_p), out=lowest)
+    if masses is not None:
+        np.maximum(lowest, _nucleus_edge(weights, maxima, masses, lowest, cuts.top_p), out=lowest)
     return lowest
 
 
-def _nucleus_edge(probabilities: FloatArray, maxima: FloatArray, lowest: FloatArray, top_p: DoubleArray) -> FloatArray:
-    """The lowest probability inside each nucleus, float32 [n]; 0 where top_p is off.
+def _nucleus_edge(
+    weights: FloatArray, maxima: FloatArray, masses: FloatArray, lowest: FloatArray, top_p: DoubleArray
+) -> FloatArray:
+    """The lowest weight inside each nucleus, float32 [n]; 0 where top_p is off.
 
     Args:
-        probabilities: float32 [n, m].
+        weights: float32 [n, m].
         maxima: of its groups.
+        masses: of its rows.
         lowest: float32 [n], what min_p and top_k keep; the nucleus is a share of that mass.
         top_p: float64 [n].
     """
-    size = probabilities.shape[1]
+    size = weights.shape[1]
     edges = np.zeros_like(lowest)
     open_rows = np.flatnonzero(top_p < 1)
     for length in (*(head for head in HEADS if head < size), size):
-        if len(open_rows) == len(top_p):
-            head = highest_on_host(probabilities, length, maxima)
-        else:
-            head = highest_on_host(probabilities[open_rows], length, maxima[open_rows])
-        edges[open_rows], is_inside = _edges(head, lowest[open_rows], top_p[open_rows])
+        is_all = len(open_rows) == len(top_p)
+        chosen = slice(None) if is_all else open_rows
+        head = highest_on_host(weights[chosen], length, maxima[chosen])
+        edges[open_rows], is_inside = _edges(head, masses[chosen], lowest[chosen], top_p[chosen])
         open_rows = open_rows[~is_inside]
         if not open_rows.size:
             break
     return edges
 
 
-def _edges(head: FloatArray, lowest: FloatArray, share: DoubleArray) -> tuple[FloatArray, BoolArray]:
+def _edges(
+    head: FloatArray, masses: FloatArray, lowest: FloatArray, share: DoubleArray
+) -> tuple[FloatArray, BoolArray]:
     """Where each nucleus ends in a descending head of its row.
 
     Args:
-        head: float32 [n, count], the highest probabilities, descending.
-        lowest: float32 [n], entries below it are gone already; 0: nothing is gone, and the mass of the row is 1.
+        head: float32 [n, count], the highest weights, descending.
+        masses: float32 [n], sums of the whole rows.
+        lowest: float32 [n], entries below it are gone already; 0: nothing is.
         share: float64 [n], of the mass that is left.
 
     Returns:
@@ -92,7 +103,7 @@ def _edges(head: FloatArray, lowest: FloatArray, share: DoubleArray) -> tuple[Fl
     stays = head >= lowest[:, None]
     mass = np.cumsum(head * stays, axis=1, dtype=np.float64)
     uncut = lowest <= 0
-    wanted = share * np.where(uncut, 1.0, mass[:, -1])
+    wanted = share * np.where(uncut, masses, mass[:, -1])
     inside = ((mass - head < wanted[:, None]) & stays).sum(axis=1)
     edges = head[np.arange(len(head)), np.maximum(inside - 1, 0)]
     return edges, np.where(uncut, mass[:, -1] >= wanted, ~stays[:, -1])

@@ -101,16 +101,14 @@ class Drawer:
         start = 0
         for chunk in chunks:
             taken = logits[chunk.rows]
-            weights = self._weights(taken, None if is_scaled else chunk.temperature)
-            cut = None
-            if chunk.cuts is not None:
-                maxima = group_maxima(weights).numpy()
-                cut = Cut(thresholds(weights.numpy(), maxima, chunk.cuts), maxima)
+            temperature = None if is_scaled else chunk.temperature
+            weights = self._weigh_on_host(taken, temperature)
+            cut = None if chunk.cuts is None else _cut(weights, chunk.cuts)
             heats.append(first_round(weights, noise[start : start + chunk.num_rows], cut))
             start += chunk.num_rows
             if report_processed:
                 lowest = None if cut is None else torch.from_numpy(cut.lowest)
-                logits[chunk.rows] = _processed(taken, None if is_scaled else chunk.temperature, weights, lowest)
+                logits[chunk.rows] = _processed(taken, temperature, weights, lowest)
         return second_round(joined(heats), keys)
 
     def _draw_on_device(
@@ -127,7 +125,7 @@ class Drawer:
         for chunk in chunks:
             taken = logits[chunk.rows]
             temperature = None if is_scaled else chunk.temperature
-            weights = self._weights(taken, temperature)
+            weights = self._whole_groups(torch.softmax(taken if temperature is None else taken / temperature, dim=1))
             lowest = None if chunk.cuts is None else thresholds_on_device(weights, chunk.cuts)
             if report_processed:
                 logits[chunk.rows] = _processed(taken, temperature, weights, lowest)
@@ -137,14 +135,27 @@ class Drawer:
             start += chunk.num_rows
         return torch.cat(tokens), torch.cat(usable)
 
-    def _weights(self, logits: torch.Tensor, temperature: torch.Tensor | None) -> torch.Tensor:
-        """Softmax of float32 [n, vocab_size], zeros up to whole groups after it; on CPU valid until the next chunk."""
-        memory = self._memory[: logits.shape[0]] if self._on_host else torch.empty_like(logits)
+    def _weigh_on_host(self, logits: torch.Tensor, temperature: torch.Tensor | None) -> torch.Tensor:
+        """Weights float32 [n, G * GROUP_SIZE] in proportion to the softmax of float32 [n, vocab_size].
+
+        Not normalised, as a race needs no sum: that saves passes over memory. The highest weight of a row is 1. They are
+        overwritten by the next call.
+        """
+        weights = torch.sub(logits, logits.amax(dim=1, keepdim=True), out=self._memory[: logits.shape[0]])
         if temperature is not None:
-            logits = torch.div(logits, temperature, out=memory)
-        weights = torch.softmax(logits, dim=1, out=memory)
+            weights = weights.div_(temperature)
+        return self._whole_groups(weights.exp_())
+
+    def _whole_groups(self, weights: torch.Tensor) -> torch.Tensor:
+        """Add zeros to float32 [n, vocab_size] up to whole groups."""
         missing = -self._vocab_size % GROUP_SIZE
         return torch.nn.functional.pad(weights, (0, missing)) if missing else weights
+
+
+def _cut(weights: torch.Tensor, cuts: Cuts) -> Cut:
+    maxima = group_maxima(weights).numpy()
+    masses = weights.sum(dim=1).numpy() if cuts.has_top_p else None
+    return Cut(thresholds(weights.numpy(), maxima, masses, cuts), maxima)
 
 
 def _processed(

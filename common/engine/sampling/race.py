@@ -102,7 +102,7 @@ def _totals_left(tokens: FloatArray, cut: Cut) -> FloatArray:
     """Totals of groups float32 [n, G, GROUP_SIZE], up to a factor per row; only those with a survivor are read."""
     rows, groups = np.nonzero(cut.maxima >= cut.lowest[:, None])
     totals = np.zeros_like(cut.maxima)
-    totals[rows, groups] = torch.from_numpy(_kept(tokens[rows, groups], cut.lowest[rows])).sum(dim=1).numpy()
+    totals[rows, groups] = _kept(tokens[rows, groups], cut.lowest[rows]).sum(axis=1)
     return totals
 
 

@@ -73,11 +73,8 @@ def _of_groups(values: FloatArray, groups: IndexArray) -> FloatArray:
     """Values of the groups int64 [n, count], and of what follows the last whole group; float32 [n, m]."""
     num_rows, size = values.shape
     num_groups = size // GROUP_SIZE
-    row_bytes, value_bytes = values.strides
-    body = np.lib.stride_tricks.as_strided(
-        values, (num_rows, num_groups, GROUP_SIZE), (row_bytes, GROUP_SIZE * value_bytes, value_bytes)
-    )
+    rest = values[:, num_groups * GROUP_SIZE :]
+    # A view in either case: whole groups are contiguous, and torch can split a dimension of a slice in place.
+    body = torch.from_numpy(values)[:, : size - rest.shape[1]].view(num_rows, num_groups, GROUP_SIZE).numpy()
     chosen: FloatArray = body[np.arange(num_rows)[:, None], groups].reshape(num_rows, -1)
-    if num_groups * GROUP_SIZE == size:
-        return chosen
-    return np.concatenate((chosen, values[:, num_groups * GROUP_SIZE :]), axis=1)
+    return np.concatenate((chosen, rest), axis=1) if rest.shape[1] else chosen

@@ -14,7 +14,7 @@ from tests.support.reference_sampler import processed_distribution
 def edge_of(weights: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     """Thresholds by both ways, which must agree."""
     whole = torch.nn.functional.pad(weights, (0, -weights.shape[1] % GROUP_SIZE))
-    ours = thresholds(whole.numpy(), group_maxima(whole).numpy(), cuts)
+    ours = thresholds(whole.numpy(), group_maxima(whole).numpy(), np.ones(len(whole), dtype=np.float32), cuts)
     assert ours.tolist() == thresholds_on_device(whole, cuts).tolist()
     return torch.from_numpy(ours)
 
