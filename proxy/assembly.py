@@ -57,7 +57,7 @@ def assemble(config: ProxyConfig, clock: Clock, upstream: Upstream, background: 
         rules=LegRules(
             strip_constraint=config.structured_output != "naive",
             constraint_in_prompt=config.constraint_in_prompt,
-            stops_on_prefill=config.dialect == "pd",
+            our_engines=config.dialect == "pd",
         ),
         clock=clock,
         fleet=fleet,

@@ -13,6 +13,8 @@ from proxy.prompt_logprobs import are_wanted, echoes_logprobs, without
 
 _ONE = b"1"
 _PREFILL_DROPS = ("stream_options", "min_tokens", "min_completion_tokens", "best_of")
+# What a prefill leg changes or drops, but P can check on D's behalf.
+_CHECKED_BY_P = ("max_tokens", "max_completion_tokens", "min_tokens", "min_completion_tokens", "n", "best_of")
 _LOGPROBS = ("logprobs", "top_logprobs")
 _STOPS = ("stop", "stop_token_ids")
 _PREPARE_KEEPS = ("model", *CONSTRAINT_FIELDS)
@@ -30,13 +32,13 @@ class LegRules:
     Attributes:
         strip_constraint: take structured-output fields off the prefill leg.
         constraint_in_prompt: the chat template reads them, so they stay and the leg is marked instead.
-        stops_on_prefill: leave `stop`/`stop_token_ids` to P, which checks them but never ends on them (ours); a plain
-            vLLM would end on them and hand nothing over.
+        our_engines: P knows our fields: it checks stops but never ends on them, and checks the limits of the decode
+            leg. A plain vLLM would end on a stop and hand nothing over.
     """
 
     strip_constraint: bool = True
     constraint_in_prompt: bool = False
-    stops_on_prefill: bool = True
+    our_engines: bool = True
 
 
 def prefill_body(fields: Fields, rules: LegRules) -> bytes:
@@ -52,14 +54,23 @@ def prefill_body(fields: Fields, rules: LegRules) -> bytes:
     edited["max_tokens"] = _ONE
     if "max_completion_tokens" in edited:
         edited["max_completion_tokens"] = _ONE
-    if not rules.stops_on_prefill:
+    if not rules.our_engines:
         for name in _STOPS:
             edited.pop(name, None)
         edited["ignore_eos"] = b"true"
     edited[KV_PARAMS] = ASK_FOR_KV
     if rules.strip_constraint:
         _strip_constraint(edited, rules)
+    if rules.our_engines:
+        _send_decode_fields(edited, fields)
     return render(edited)
+
+
+def _send_decode_fields(edited: dict[str, bytes | msgspec.Raw], fields: Fields) -> None:
+    """What the client wrote where this leg says something else, so that P refuses what D would have to."""
+    changed = {name: fields[name] for name in _CHECKED_BY_P if name in fields}
+    if changed:
+        edited[KV_PARAMS] = bytes(edited[KV_PARAMS])[:-1] + b',"decode_fields":' + render(changed) + b"}"
 
 
 def _strip_constraint(edited: dict[str, bytes | msgspec.Raw], rules: LegRules) -> None:

@@ -6,7 +6,7 @@ Does not know: ranges and vocabularies (sampling.validation), constraints (opena
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -203,6 +203,18 @@ def read(body: bytes, fields: type[T]) -> T:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply") from error
+
+
+def convert(value: Mapping[str, Any], fields: type[T]) -> T:
+    """As `read`, of a mapping already decoded.
+
+    Raises:
+        InvalidRequest: a missing or mistyped field (`param` is its path).
+    """
+    try:
+        return msgspec.convert(value, fields, strict=True)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error)) from error
 
 
 def read_mapping(body: bytes, without: Collection[str] = ()) -> dict[str, Any]:

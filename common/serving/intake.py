@@ -211,11 +211,15 @@ class Intake:
 
 
 def _sampling_fields(body: bytes, intent: KvIntent) -> SamplingFields:
-    """The body's sampling fields; a minimum of output means nothing where one token is made and thrown away."""
+    """The body's sampling fields; on a prefill leg with those of the decode leg in place of what the leg changed."""
     written = requests.read(body, SamplingFields)
     if intent.ask is None:
         return written
-    return msgspec.structs.replace(written, min_tokens=None, min_completion_tokens=None)
+    asked = requests.convert(intent.ask.decode_fields, SamplingFields)
+    there = intent.ask.decode_fields.keys() & set(SamplingFields.__struct_fields__)
+    # A minimum of output that only this leg has means nothing: one token is made, and thrown away.
+    without_minimum = msgspec.structs.replace(written, min_tokens=None, min_completion_tokens=None)
+    return msgspec.structs.replace(without_minimum, **{name: getattr(asked, name) for name in there})
 
 
 def _handed_off(sampling: SamplingParams) -> SamplingParams:

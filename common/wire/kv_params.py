@@ -19,9 +19,12 @@ class PrefillAsk(msgspec.Struct, frozen=True, kw_only=True):
     """Proxy → P: keep the KV and hand it over (`do_remote_decode: true`).
 
     `constraint="ignore"` means: render the prompt with the constraint's fields, but compile and enforce nothing.
+    `decode_fields` are body fields as the client wrote them that this leg had to change (`max_tokens`, `n`, …): P
+    checks them as D will, so that a request D must refuse is refused before any prefill.
     """
 
     constraint: str | None = None
+    decode_fields: Mapping[str, Any] = {}
 
 
 class KvReference(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +73,10 @@ def parse(value: Mapping[str, Any] | None) -> PrefillAsk | KvReference | None:
         if constraint not in (None, "ignore"):
             message = f"constraint must be 'ignore' or absent, not {constraint!r}"
             raise InvalidRequest(message, param=f"{FIELD}.constraint")
-        return PrefillAsk(constraint=constraint)
+        decode_fields = value.get("decode_fields") or {}
+        if not isinstance(decode_fields, Mapping):
+            raise InvalidRequest("decode_fields must be an object", param=f"{FIELD}.decode_fields")
+        return PrefillAsk(constraint=constraint, decode_fields=decode_fields)
     if not wants_prefill:
         return None
     try:

@@ -40,6 +40,37 @@ async def test_an_asked_prefill_of_another_router_keeps_nothing_of_the_output_s_
         assert rig.engine.requests[0].sampling.min_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("decode_fields", "param"),
+    [
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"max_completion_tokens": 10**6, "max_tokens": 1}, "max_completion_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"n": 0}, "n"),
+        ({"best_of": 3}, "best_of"),
+        ([1], "kv_transfer_params.decode_fields"),
+    ],
+)
+async def test_prefill_refuses_before_it_computes_what_decode_would_have_to_refuse(decode_fields: object, param: str):
+    async with serving_rig(role="prefill") as rig:
+        ask = {**ASK, "decode_fields": decode_fields}
+        body = {"messages": MESSAGES, "max_tokens": 1, "n": 1, "kv_transfer_params": ask}
+        answer = await rig.post(CHAT, body)
+        assert answer.status == 400
+        assert answer.json["error"]["param"] == param
+        assert rig.engine.requests == []
+
+
+async def test_a_prefill_that_passes_the_check_still_makes_one_token():
+    async with serving_rig(role="prefill") as rig:
+        ask = {**ASK, "decode_fields": {"max_tokens": 16, "min_tokens": 4, "n": 3}}
+        body = {"messages": MESSAGES, "max_tokens": 1, "n": 1, "kv_transfer_params": ask}
+        assert (await rig.post(CHAT, body)).status == 200
+        sampling = rig.engine.requests[0].sampling
+        assert (sampling.max_tokens, sampling.min_tokens, sampling.n) == (1, 0, 1)
+
+
 async def test_a_marked_prefill_renders_the_constraint_without_enforcing_it():
     async with serving_rig(role="prefill", constraint_in_prompt=True) as rig:
         ask = {**ASK, "constraint": "ignore"}

@@ -71,7 +71,7 @@ def test_naive_legs_keep_every_constraint() -> None:
 
 def test_a_plain_vllm_must_not_stop_on_its_first_token() -> None:
     parsed = parse_fields(b'{"stop":["a"],"stop_token_ids":[1]}')
-    leg = json.loads(prefill_body(parsed, LegRules(stops_on_prefill=False)))
+    leg = json.loads(prefill_body(parsed, LegRules(our_engines=False)))
     assert leg["ignore_eos"] is True
     assert not {"stop", "stop_token_ids"} & set(leg)
 
