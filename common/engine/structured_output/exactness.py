@@ -7,12 +7,14 @@ A library that refuses by itself needs no entry here; these are the keywords it 
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from common.engine.structured_output.json_schema import Schema, is_schema, meaning, walk
+from common.engine.structured_output.json_schema import Schema, is_schema, meaning, reachable, resolve
 from common.engine.structured_output.normalise import OLD_DRAFTS, draft_of
 
 Gap = str
 """One sentence: which keyword, where, why."""
 
+_ESCAPES = re.compile(r"\\.", re.DOTALL)
+_CLASSES = re.compile(r"\[\^?\]?[^\]]*\]")
 _PLAIN = re.compile(r"[ !#-\[\]-~]*")
 Shapes = tuple[frozenset[str], ...]
 _OBJECT_KEYS = frozenset({"type", "properties", "required", "additionalProperties"})
@@ -53,7 +55,7 @@ _ENFORCER_SHAPES: Shapes = (
 def gaps(backend: str, schema: Schema) -> tuple[Gap, ...]:
     """Why `backend` must not get `schema`; empty when it keeps all of it or refuses by itself."""
     table = _TABLES.get(backend, _no_gaps)
-    return tuple(f"{reason} (at {path})" for path, node in walk(schema) for reason in table(node, schema))
+    return tuple(f"{reason} (at {path})" for path, node in reachable(schema) for reason in table(node, schema))
 
 
 def _no_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
@@ -72,7 +74,10 @@ def _guidance_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
 
 def _xgrammar_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
     """xgrammar: only nodes of the shapes above."""
-    del root
+    yield from _reference_gaps(node, root, "xgrammar")
+    pattern = node.get("pattern")
+    if isinstance(pattern, str) and has_inner_anchor(pattern):
+        yield "an anchor inside `pattern` is ignored by xgrammar"
     keywords = meaning(node)
     if not keywords:
         return
@@ -103,7 +108,7 @@ def _outlines_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
 
 def _enforcer_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
     """So does lm-format-enforcer; it also forgets escapes."""
-    del root
+    yield from _reference_gaps(node, root, "lm-format-enforcer")
     yield from _shape_gaps(node, _ENFORCER_SHAPES, "lm-format-enforcer")
     yield from _spelling_gaps(node, "lm-format-enforcer")
     listed = node.get("enum")
@@ -117,6 +122,19 @@ def _enforcer_gaps(node: Schema, root: Schema) -> Iterator[Gap]:
         yield "an optional property: lm-format-enforcer may leave its comma behind"
     if "properties" in node and node.get("additionalProperties") is not False:
         yield "declared beside undeclared properties"
+
+
+def _reference_gaps(node: Schema, root: Schema, library: str) -> Iterator[Gap]:
+    reference = node.get("$ref")
+    if reference is not None and not is_schema(resolve(root, str(reference))):
+        shown = str(reference)[:80]
+        yield f"`$ref` to {shown!r}, which is not a schema in this text, cannot be relied on with {library}"
+
+
+def has_inner_anchor(pattern: str) -> bool:
+    """Whether `^` or `$` stands anywhere but at the ends, outside escapes and character classes."""
+    bare = _CLASSES.sub("", _ESCAPES.sub("", pattern)).removeprefix("^").removesuffix("$")
+    return "^" in bare or "$" in bare
 
 
 def _spelling_gaps(node: Schema, library: str) -> Iterator[Gap]:

@@ -123,6 +123,22 @@ def walk(schema: Schema) -> Iterator[tuple[str, Schema]]:
         pending.extend((f"{path}/{below}", child) for below, child in children(node))
 
 
+def reachable(root: Schema) -> Iterator[tuple[str, Schema]]:
+    """`walk`, and what local references reach outside the places where schemas usually stand; each node once."""
+    pending, seen = [("#", root)], set()
+    while pending:
+        path, node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield path, node
+        pending.extend((f"{path}/{below}", child) for below, child in children(node))
+        reference = node.get("$ref")
+        target = resolve(root, reference) if isinstance(reference, str) else None
+        if is_schema(target):
+            pending.append((str(reference), target))
+
+
 def rebuild(schema: Schema, change: Callable[[Schema], object]) -> object:
     """A copy in which `change` was applied to every object schema, innermost first; the original is untouched.
 

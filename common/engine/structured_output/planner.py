@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from common.config.engine import GrammarConfig
-from common.engine.structured_output.exactness import gaps
+from common.engine.structured_output.exactness import gaps, has_inner_anchor
 from common.engine.structured_output.guidance_options import json_options
 from common.engine.structured_output.json_schema import Schema, is_schema
 from common.engine.structured_output.normalise import normalise
@@ -55,6 +55,8 @@ def plan(constraint: Constraint, config: GrammarConfig) -> tuple[Attempt, ...]:
         return _plan_schema(asked, backend, config)
     if asked.kind is ConstraintKind.STRUCTURAL_TAG:
         return (_plan_structural_tag(asked, config),)
+    if asked.kind is ConstraintKind.REGEX and backend == "xgrammar" and has_inner_anchor(asked.value):
+        raise ConstraintRejected("an anchor inside the regex is ignored by xgrammar", asked.field)
     return (_attempt(backend, asked),)
 
 

@@ -8,7 +8,7 @@ import math
 
 import msgspec
 
-from common.engine.structured_output.json_schema import Schema, is_schema, walk
+from common.engine.structured_output.json_schema import Schema, is_schema, reachable
 from common.wire.constraint import Constraint, ConstraintKind
 
 _MAX_JSON_BYTES = 96 << 10
@@ -40,7 +40,7 @@ def _is_risky_schema(schema: object) -> bool:
     if not is_schema(schema):
         return False
     remainders = 1.0
-    for _, node in walk(schema):
+    for _, node in reachable(schema):
         if _num_members(node, "properties") > _MAX_PROPERTIES:
             return True
         if _num_members(node, "patternProperties") > _MAX_PATTERN_PROPERTIES:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common.config.engine import GrammarConfig
 from common.engine.structured_output.backend import Backend, BackendMatcher, FillRow
 from common.engine.structured_output.backends import BackendSet
-from common.engine.structured_output.exactness import gaps
+from common.engine.structured_output.exactness import gaps, has_inner_anchor
 from common.engine.structured_output.normalise import normalise
 from common.engine.structured_output.planner import plan
 from common.engine.structured_output.vocabulary import read_vocabulary
@@ -120,7 +120,13 @@ CASES: Mapping[str, list[tuple[dict[str, Any], str]]] = {
         ({"items": [{"type": "string"}]}, "prefixItems"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
     ],
-    "xgrammar": [({"type": "string", "pattern": "a", "minLength": 2}, "pattern"), ({"not": {"pattern": "a"}}, "not")],
+    "xgrammar": [
+        ({"type": "string", "pattern": "a", "minLength": 2}, "pattern"),
+        ({"not": {"pattern": "a"}}, "not"),
+        ({"$ref": "#/elsewhere/x", "elsewhere": {"x": {"type": "string", "pattern": "a", "minLength": 2}}}, "pattern"),
+        ({"type": "string", "pattern": "(^a)"}, "anchor"),
+        ({"$ref": "https://example.invalid/schema"}, "not a schema in this text"),
+    ],
     "outlines": [({"type": "integer", "minimum": 3}, "minimum"), ({"$ref": "#"}, "ref")],
     "lm-format-enforcer": [({"type": "integer"}, "exponent"), ({"enum": ["\u00e9"]}, "plain ASCII")],
 }
@@ -130,6 +136,14 @@ CASES: Mapping[str, list[tuple[dict[str, Any], str]]] = {
 def test_a_gap_is_named_before_anything_is_compiled(name: str, node: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConstraintRejected, match=reason):
         plan(schema(json.dumps(node)), GrammarConfig(backend=name))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [("^a[^b]\\$c$", False), ("[$^]", False), ("^(a|b)$", False), ("(^a|b$)", True), ("a^b", True)],
+)
+def test_anchors_inside_a_pattern_are_found(pattern: str, expected: bool) -> None:
+    assert has_inner_anchor(pattern) is expected
 
 
 def test_older_drafts_keep_their_list_of_items() -> None:
