@@ -69,7 +69,7 @@ def walk(backend: Backend, matcher: BackendMatcher, rng: random.Random) -> str |
 
 @pytest.mark.parametrize("name", NAMES)
 @given(node=SCHEMAS, seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_a_schema_without_gaps_is_kept(backends: BackendSet, name: str, node: dict[str, Any], seed: int) -> None:
     closed = normalise(node, additional_properties=False)
     assume(isinstance(closed, dict) and not gaps(name, closed))
