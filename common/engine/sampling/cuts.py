@@ -1,6 +1,6 @@
 """`min_p`, `top_k` and `top_p`: which tokens stay, decided by one threshold per row.
 
-Owns: the cut, for probabilities in host memory (`device_cuts` is the same in torch). Each of the three keeps everything
+Owns: the cut, for weights in host memory (`device_cuts` is the same in torch). Each of the three keeps everything
 at or above a probability, so ties stay together, the result does not depend on the order of token ids, and all of them
 together are the highest of their thresholds:
     min_p   probability >= min_p * the highest probability
@@ -14,50 +14,63 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from common.engine.sampling.top_values import FloatArray, highest_on_host
+from common.engine.sampling.top_values import FloatArray, group_maxima, highest_on_host
 
 HEADS = (64, 1024)
 """Highest probabilities sorted first, then next, when looking for a nucleus."""
+_LOWEST = 2.0**-60
+"""A threshold below this is taken as this: such a token comes once in 10^18."""
+_BELOW_ONE = 1.0 - 2.0**-24
+"""The largest float32 below 1."""
 DoubleArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Parameters of n rows, host arrays [n]: top_k int64 (off: 0), top_p float64 (off: 1), min_p float64 (off: 0)."""
+    """Parameters of n rows, host arrays [n]: top_k int64 (off: 0), top_p float64 (off: 1), min_p float32 (off: 0)."""
 
     top_k: npt.NDArray[np.int64]
     top_p: DoubleArray
-    min_p: DoubleArray
-
-    @property
-    def has_top_p(self) -> bool:
-        """Whether some row is cut by mass."""
-        return bool((self.top_p < 1).any())
+    min_p: FloatArray
 
 
-def thresholds(weights: FloatArray, maxima: FloatArray, masses: FloatArray | None, cuts: Cuts) -> FloatArray:
+def thresholds(weights: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     """The lowest weight that stays in each row; 0 keeps all.
 
     Args:
-        weights: float32 [n, m], proportional to the probabilities, then zeros up to whole groups; not changed.
-        maxima: of its groups, float32 [n, G], from `group_maxima`.
-        masses: sum of each row, float32 [n]; None where no row has top_p.
+        weights: float32 CPU [n, m] in proportion to the probabilities, the highest of a row 1, then zeros up to whole
+            groups; not changed.
         cuts: of these rows.
 
     Returns:
         float32 [n].
     """
-    lowest: FloatArray = cuts.min_p.astype(np.float32) * maxima.max(axis=1)
     longest = int(cuts.top_k.max())
-    if longest > 0:
-        head = highest_on_host(weights, longest, maxima)
+    has_top_p = bool((cuts.top_p < 1).any())
+    if not (longest or has_top_p):
+        return torch.from_numpy(cuts.min_p)
+    lowest = cuts.min_p
+    maxima: FloatArray = group_maxima(weights).numpy()
+    if longest:
+        head = highest_on_host(weights.numpy(), longest, maxima)
         kth = head[np.arange(len(head)), np.maximum(cuts.top_k - 1, 0)]
-        np.maximum(lowest, np.where(cuts.top_k > 0, kth, np.float32(0)), out=lowest)
-    if masses is not None:
-        np.maximum(lowest, _nucleus_edge(weights, maxima, masses, lowest, cuts.top_p), out=lowest)
-    return lowest
+        lowest = np.maximum(lowest, np.where(cuts.top_k > 0, kth, np.float32(0)))
+    if has_top_p:
+        masses = weights.sum(dim=1).numpy()
+        lowest = np.maximum(lowest, _nucleus_edge(weights.numpy(), maxima, masses, lowest, cuts.top_p))
+    return torch.from_numpy(lowest)
+
+
+def keep(weights: torch.Tensor, lowest: torch.Tensor) -> torch.Tensor:
+    """Make weights 0 below `lowest` float32 [n] and scale them by it elsewhere; float32 [n, m], in place, any device.
+
+    Scaled first, so that all rows share the threshold 1 and one vectorised pass applies it. Division rounds correctly:
+    no value below the threshold becomes 1.
+    """
+    return torch.threshold_(weights.div_(lowest.clamp(min=_LOWEST).unsqueeze(1)), _BELOW_ONE, 0.0)
 
 
 def _nucleus_edge(

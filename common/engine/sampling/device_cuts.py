@@ -22,7 +22,7 @@ def thresholds(probabilities: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     """
     lowest = torch.zeros(probabilities.shape[0], device=probabilities.device)
     if (cuts.min_p > 0).any():
-        lowest = _moved(cuts.min_p.astype(np.float32), lowest) * probabilities.amax(dim=1)
+        lowest = _moved(cuts.min_p, lowest) * probabilities.amax(dim=1)
     if (cuts.top_k > 0).any():
         lowest = torch.maximum(lowest, _kth_highest(probabilities, cuts.top_k))
     if (cuts.top_p < 1).any():
@@ -52,24 +52,28 @@ def _nucleus_edge(probabilities: torch.Tensor, lowest: torch.Tensor, top_p: npt.
     """
     size = probabilities.shape[1]
     edges = torch.zeros_like(lowest)
+    masses = probabilities.sum(dim=1)
     open_rows = np.flatnonzero(top_p < 1)
     for length in (*(head for head in HEADS if head < size), size):
         rows = _moved(open_rows, probabilities)
         is_all = len(open_rows) == len(top_p)
         head = (probabilities if is_all else probabilities[rows]).topk(length, dim=1).values
-        edges[rows], is_inside = _edges(head, lowest[rows], _moved(top_p[open_rows], probabilities))
+        edges[rows], is_inside = _edges(head, masses[rows], lowest[rows], _moved(top_p[open_rows], probabilities))
         open_rows = open_rows[~is_inside.cpu().numpy()]
         if not open_rows.size:
             break
     return edges
 
 
-def _edges(head: torch.Tensor, lowest: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _edges(
+    head: torch.Tensor, masses: torch.Tensor, lowest: torch.Tensor, share: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Where each nucleus ends in a descending head of its row.
 
     Args:
         head: float32 [n, count], the highest probabilities, descending.
-        lowest: float32 [n], entries below it are gone already; 0: nothing is gone, and the mass of the row is 1.
+        masses: float32 [n], sums of the whole rows.
+        lowest: float32 [n], entries below it are gone already; 0: nothing is.
         share: float64 [n], of the mass that is left.
 
     Returns:
@@ -78,7 +82,7 @@ def _edges(head: torch.Tensor, lowest: torch.Tensor, share: torch.Tensor) -> tup
     stays = head >= lowest.unsqueeze(1)
     mass = (head * stays).to(torch.float64).cumsum(dim=1)
     uncut = lowest <= 0
-    wanted = share * torch.where(uncut, 1.0, mass[:, -1])
+    wanted = share * torch.where(uncut, masses.to(torch.float64), mass[:, -1])
     before = mass - head
     inside = ((before < wanted.unsqueeze(1)) & stays).sum(dim=1).clamp_(min=1)
     edges = head.gather(1, (inside - 1).unsqueeze(1)).squeeze(1)

@@ -6,29 +6,22 @@ Owns: nothing but the other way to run it: no host copy, no device sync.
 import numpy as np
 import torch
 
-from common.engine.sampling.race import FIRST_GROUP_ID, LOWEST
+from common.engine.sampling.race import FIRST_GROUP_ID
 from common.engine.sampling.random import Keys, exponential_noise_on_device
 from common.engine.sampling.top_values import GROUP_SIZE
 
-_BELOW_ONE = 1.0 - 2.0**-24
-"""The largest float32 below 1."""
 
-
-def race_on_device(weights: torch.Tensor, keys: Keys, lowest: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def race_on_device(weights: torch.Tensor, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row.
 
     Args:
-        weights: float32 [n, G * GROUP_SIZE], not negative; 0 is never drawn; changed where `lowest` is given.
+        weights: float32 [n, G * GROUP_SIZE], not negative; 0 is never drawn.
         keys: uint64 [n] from `row_keys`, host.
-        lowest: weights below it do not take part, float32 [n]; None: all do.
 
     Returns:
         tokens int64 [n], and bool [n]: False where no token was left.
     """
     device = weights.device
-    if lowest is not None:
-        # Scaled first, so that all rows share the threshold 1; division rounds correctly (see `race`).
-        weights = torch.threshold_(weights.div_(lowest.clamp(min=LOWEST).unsqueeze(1)), _BELOW_ONE, 0.0)
     device_keys = torch.from_numpy(keys.view(np.int64)).to(device)
     tokens = weights.view(weights.shape[0], -1, GROUP_SIZE)
     totals = tokens.sum(dim=2)

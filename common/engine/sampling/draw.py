@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from common.engine.sampling.batch_state import IntArray
-from common.engine.sampling.cuts import Cuts, thresholds
+from common.engine.sampling.cuts import Cuts, keep, thresholds
 from common.engine.sampling.device_cuts import thresholds as thresholds_on_device
 from common.engine.sampling.device_race import race_on_device
-from common.engine.sampling.race import Cut, Heat, first_round, group_noise, joined, second_round
+from common.engine.sampling.race import Heat, first_round, group_noise, joined, second_round
 from common.engine.sampling.random import Keys
-from common.engine.sampling.top_values import GROUP_SIZE, group_maxima, rows_per_chunk
+from common.engine.sampling.top_values import GROUP_SIZE, rows_per_chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,12 +103,12 @@ class Drawer:
             taken = logits[chunk.rows]
             temperature = None if is_scaled else chunk.temperature
             weights = self._weigh_on_host(taken, temperature)
-            cut = None if chunk.cuts is None else _cut(weights, chunk.cuts)
-            heats.append(first_round(weights, noise[start : start + chunk.num_rows], cut))
-            start += chunk.num_rows
+            if chunk.cuts is not None:
+                weights = keep(weights, thresholds(weights, chunk.cuts))
             if report_processed:
-                lowest = None if cut is None else torch.from_numpy(cut.lowest)
-                logits[chunk.rows] = _processed(taken, temperature, weights, lowest)
+                logits[chunk.rows] = _processed(taken, temperature, weights, is_cut=chunk.cuts is not None)
+            heats.append(first_round(weights, noise[start : start + chunk.num_rows]))
+            start += chunk.num_rows
         return second_round(joined(heats), keys)
 
     def _draw_on_device(
@@ -126,10 +126,11 @@ class Drawer:
             taken = logits[chunk.rows]
             temperature = None if is_scaled else chunk.temperature
             weights = self._whole_groups(torch.softmax(taken if temperature is None else taken / temperature, dim=1))
-            lowest = None if chunk.cuts is None else thresholds_on_device(weights, chunk.cuts)
+            if chunk.cuts is not None:
+                weights = keep(weights, thresholds_on_device(weights, chunk.cuts))
             if report_processed:
-                logits[chunk.rows] = _processed(taken, temperature, weights, lowest)
-            drawn, is_usable = race_on_device(weights, keys[start : start + chunk.num_rows], lowest)
+                logits[chunk.rows] = _processed(taken, temperature, weights, is_cut=chunk.cuts is not None)
+            drawn, is_usable = race_on_device(weights, keys[start : start + chunk.num_rows])
             tokens.append(drawn)
             usable.append(is_usable)
             start += chunk.num_rows
@@ -138,8 +139,8 @@ class Drawer:
     def _weigh_on_host(self, logits: torch.Tensor, temperature: torch.Tensor | None) -> torch.Tensor:
         """Weights float32 [n, G * GROUP_SIZE] in proportion to the softmax of float32 [n, vocab_size].
 
-        Not normalised, as a race needs no sum: that saves passes over memory. The highest weight of a row is 1. They are
-        overwritten by the next call.
+        Not normalised, as a race needs no sum: that saves passes over memory. The highest weight of a row is 1.
+        The next call overwrites them.
         """
         weights = torch.sub(logits, logits.amax(dim=1, keepdim=True), out=self._memory[: logits.shape[0]])
         if temperature is not None:
@@ -152,18 +153,10 @@ class Drawer:
         return torch.nn.functional.pad(weights, (0, missing)) if missing else weights
 
 
-def _cut(weights: torch.Tensor, cuts: Cuts) -> Cut:
-    maxima = group_maxima(weights).numpy()
-    masses = weights.sum(dim=1).numpy() if cuts.has_top_p else None
-    return Cut(thresholds(weights.numpy(), maxima, masses, cuts), maxima)
-
-
 def _processed(
-    logits: torch.Tensor, temperature: torch.Tensor | None, weights: torch.Tensor, lowest: torch.Tensor | None
+    logits: torch.Tensor, temperature: torch.Tensor | None, weights: torch.Tensor, *, is_cut: bool
 ) -> torch.Tensor:
     """Logits float32 [n, vocab_size] as they are drawn from: scaled, and -inf where they are cut."""
     if temperature is not None:
         logits = logits / temperature
-    if lowest is None:
-        return logits
-    return logits.masked_fill(weights[:, : logits.shape[1]] < lowest.unsqueeze(1), -torch.inf)
+    return logits.masked_fill(weights[:, : logits.shape[1]] == 0, -torch.inf) if is_cut else logits

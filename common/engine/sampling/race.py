@@ -19,17 +19,7 @@ from common.engine.sampling.top_values import GROUP_SIZE, FloatArray
 
 FIRST_GROUP_ID = 1 << 32
 """Noise ids of groups start here, above every token id."""
-LOWEST = 2.0**-60
-"""A threshold below this is taken as this: such a token comes once in 10^18."""
 _TOKENS = np.arange(GROUP_SIZE)
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Weights that do not take part: those below `lowest` float32 [n]; `maxima` of the groups, float32 [n, G]."""
-
-    lowest: FloatArray
-    maxima: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +42,18 @@ def group_noise(keys: Keys, num_groups: int) -> FloatArray:
     return exponential_noise(keys, np.arange(FIRST_GROUP_ID, FIRST_GROUP_ID + num_groups, dtype=np.uint64))
 
 
-def first_round(weights: torch.Tensor, noise: FloatArray, cut: Cut | None = None) -> Heat:
+def first_round(weights: torch.Tensor, noise: FloatArray) -> Heat:
     """Let the groups race.
 
     Args:
         weights: float32 CPU [n, G * GROUP_SIZE], not negative; 0 is never drawn.
         noise: float32 [n, G], of these rows, from `group_noise`.
-        cut: who does not take part; None: everybody does.
     """
     grouped = weights.view(*noise.shape, GROUP_SIZE)
-    tokens: FloatArray = grouped.numpy()
-    totals = grouped.sum(dim=2).numpy() if cut is None else _totals_left(tokens, cut)
+    totals: FloatArray = grouped.sum(dim=2).numpy()
     groups = (totals / noise).argmax(axis=1)
     rows = np.arange(len(groups))
-    winners = tokens[rows, groups]
-    if cut is not None:
-        winners = _kept(winners, cut.lowest)
-    return Heat(groups, totals[rows, groups], winners)
+    return Heat(groups, totals[rows, groups], grouped.numpy()[rows, groups])
 
 
 def second_round(heat: Heat, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,22 +81,3 @@ def joined(heats: list[Heat]) -> Heat:
         np.concatenate([heat.totals for heat in heats]),
         np.concatenate([heat.weights for heat in heats]),
     )
-
-
-def _totals_left(tokens: FloatArray, cut: Cut) -> FloatArray:
-    """Totals of groups float32 [n, G, GROUP_SIZE], up to a factor per row; only those with a survivor are read."""
-    rows, groups = np.nonzero(cut.maxima >= cut.lowest[:, None])
-    totals = np.zeros_like(cut.maxima)
-    totals[rows, groups] = _kept(tokens[rows, groups], cut.lowest[rows]).sum(axis=1)
-    return totals
-
-
-def _kept(weights: FloatArray, lowest: FloatArray) -> FloatArray:
-    """Weights float32 [m, GROUP_SIZE] that are 0 below `lowest` float32 [m] and scaled by it elsewhere, in place.
-
-    Scaled first, so that all rows share the threshold 1. Division rounds correctly: no value below the threshold
-    becomes 1.
-    """
-    weights /= np.maximum(lowest, np.float32(LOWEST))[:, None]
-    weights *= weights >= 1
-    return weights

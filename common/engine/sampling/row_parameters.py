@@ -71,7 +71,7 @@ class RowParameters:
         self._temperature: npt.NDArray[np.float32] = np.zeros(max_rows, dtype=np.float32)
         self._top_k: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._top_p: npt.NDArray[np.float64] = np.ones(max_rows)
-        self._min_p: npt.NDArray[np.float64] = np.zeros(max_rows)
+        self._min_p: npt.NDArray[np.float32] = np.zeros(max_rows, dtype=np.float32)
         self._seed_key: Keys = np.zeros(max_rows, dtype=np.uint64)
         self._num_outputs: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._logprobs: list[LogprobRequest | None] = [None] * max_rows

@@ -4,26 +4,32 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.engine.sampling.cuts import Cuts, thresholds
+from common.engine.sampling.cuts import Cuts, keep, thresholds
 from common.engine.sampling.device_cuts import thresholds as thresholds_on_device
 from common.engine.sampling.params import SamplingParams
-from common.engine.sampling.top_values import GROUP_SIZE, group_maxima
+from common.engine.sampling.top_values import GROUP_SIZE
 from tests.support.reference_sampler import processed_distribution
+
+
+def scaled(logits: torch.Tensor) -> torch.Tensor:
+    """Weights whose highest is 1, in whole groups."""
+    weights = (logits - logits.amax(dim=1, keepdim=True)).exp()
+    return torch.nn.functional.pad(weights, (0, -weights.shape[1] % GROUP_SIZE))
 
 
 def edge_of(weights: torch.Tensor, cuts: Cuts) -> torch.Tensor:
     """Thresholds by both ways, which must agree."""
-    whole = torch.nn.functional.pad(weights, (0, -weights.shape[1] % GROUP_SIZE))
-    ours = thresholds(whole.numpy(), group_maxima(whole).numpy(), np.ones(len(whole), dtype=np.float32), cuts)
-    assert ours.tolist() == thresholds_on_device(whole, cuts).tolist()
-    return torch.from_numpy(ours)
+    ours = thresholds(weights, cuts)
+    assert ours.tolist() == thresholds_on_device(weights, cuts).tolist()
+    return ours
 
 
 def kept(logits, *, top_k=0, top_p=1.0, min_p=0.0) -> set[int]:
     logits = torch.tensor([logits], dtype=torch.float32)
-    weights = torch.softmax(logits, dim=1)
-    cuts = Cuts(np.array([top_k]), np.array([top_p]), np.array([min_p]))
-    return set(torch.nonzero(weights[0] >= edge_of(weights, cuts)[0]).flatten().tolist())
+    weights = scaled(logits)
+    cuts = Cuts(np.array([top_k]), np.array([top_p]), np.array([min_p], dtype=np.float32))
+    stays = weights[0, : logits.shape[1]] >= edge_of(weights, cuts)[0]
+    return set(torch.nonzero(stays).flatten().tolist())
 
 
 def test_top_k_keeps_exactly_k_tokens():
@@ -89,10 +95,10 @@ def test_top_p_counts_in_what_top_k_left():
 def test_rows_of_any_shape_are_cut_as_defined_also_beyond_the_sorted_head(seed, spread, top_k, top_p, min_p):
     logits = np.random.default_rng(seed).normal(0, spread, (3, 3000)).astype(np.float32)
     params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
-    weights = torch.softmax(torch.from_numpy(logits), dim=1)
-    cuts = Cuts(np.full(3, top_k), np.full(3, top_p), np.full(3, min_p))
+    weights = scaled(torch.from_numpy(logits))
+    cuts = Cuts(np.full(3, top_k), np.full(3, top_p), np.full(3, min_p, dtype=np.float32))
     weights = weights.where(weights >= edge_of(weights, cuts).unsqueeze(1), 0.0)
-    ours = weights / weights.sum(dim=1, keepdim=True)
+    ours = (weights / weights.sum(dim=1, keepdim=True))[:, :3000]
     for row in range(3):
         expected = processed_distribution(logits[row], params, (), (), frozenset())
         np.testing.assert_allclose(ours[row].numpy(), expected, atol=1e-5)
@@ -105,11 +111,23 @@ def test_rows_are_cut_independently_of_their_neighbours():
     cuts = Cuts(
         np.array([0, 0, 7, 0, 900, 0]),
         np.array([0.9, 1.0, 0.8, 0.99, 0.5, 1.0]),
-        np.array([0, 0.1, 0, 0, 0.2, 0.0]),
+        np.array([0, 0.1, 0, 0, 0.2, 0.0], dtype=np.float32),
     )
-    weights = torch.softmax(logits, dim=1)
+    weights = scaled(logits)
     together = edge_of(weights, cuts)
     for row in range(6):
         one = slice(row, row + 1)
         alone = edge_of(weights[one], Cuts(cuts.top_k[one], cuts.top_p[one], cuts.min_p[one]))
         assert torch.equal(alone, together[one])
+
+
+def test_a_threshold_keeps_its_own_value_and_drops_the_next_one_below():
+    values = torch.rand(500, generator=torch.Generator().manual_seed(1)) + 1e-6
+    pairs = torch.stack((values, torch.nextafter(values, torch.tensor(0.0))), dim=1)
+    kept_pairs = keep(pairs, values)
+    assert kept_pairs[:, 0].tolist() == [1.0] * 500
+    assert kept_pairs[:, 1].tolist() == [0.0] * 500
+
+
+def test_no_threshold_keeps_everything_that_could_ever_be_drawn():
+    assert (keep(torch.tensor([[1.0, 1e-17, 0.0]]), torch.zeros(1)) > 0).tolist() == [[True, True, False]]

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.engine.sampling.device_race import race_on_device
-from common.engine.sampling.race import Cut, first_round, group_noise, second_round
+from common.engine.sampling.race import first_round, group_noise, second_round
 from common.engine.sampling.random import exponential_noise, mix64, row_keys
-from common.engine.sampling.top_values import GROUP_SIZE, group_maxima
+from common.engine.sampling.top_values import GROUP_SIZE
 
 
 def keys(num_rows: int, start: int = 0) -> np.ndarray:
@@ -15,13 +15,12 @@ def keys(num_rows: int, start: int = 0) -> np.ndarray:
     return row_keys(seeds, np.zeros(num_rows, dtype=np.int64))
 
 
-def race(weights: torch.Tensor, row_keys: np.ndarray, lowest: torch.Tensor | None = None):
+def race(weights: torch.Tensor, row_keys: np.ndarray):
     """Tokens and their usability by both ways, which must agree."""
     whole = torch.nn.functional.pad(weights, (0, -weights.shape[1] % GROUP_SIZE))
     noise = group_noise(row_keys, whole.shape[1] // GROUP_SIZE)
-    cut = None if lowest is None else Cut(lowest.numpy(), group_maxima(whole).numpy())
-    tokens, usable = second_round(first_round(whole, noise, cut), row_keys)
-    other_tokens, other_usable = race_on_device(whole.clone(), row_keys, lowest)
+    tokens, usable = second_round(first_round(whole, noise), row_keys)
+    other_tokens, other_usable = race_on_device(whole, row_keys)
     assert usable.tolist() == other_usable.tolist()
     assert tokens[usable].tolist() == other_tokens[usable].tolist()
     return tokens, usable
@@ -57,22 +56,6 @@ def test_rows_without_weight_or_with_nonsense_are_not_usable():
     weights[2, 3] = torch.inf
     _, usable = race(weights, keys(4))
     assert usable.tolist() == [False, False, False, True]
-
-
-@settings(max_examples=40, deadline=None)
-@given(vocab_size=st.integers(1, 3 * GROUP_SIZE), seed=st.integers(0, 1 << 31), quantile=st.floats(0, 1))
-def test_a_cut_draws_what_zeroed_weights_would(vocab_size, seed, quantile):
-    weights = torch.rand(6, vocab_size, generator=torch.Generator().manual_seed(seed)) + 1e-3
-    lowest = weights.quantile(quantile, dim=1, interpolation="nearest")
-    zeroed = weights.where(weights >= lowest.unsqueeze(1), 0.0)
-    assert race(weights, keys(6), lowest)[0].tolist() == race(zeroed, keys(6))[0].tolist()
-
-
-def test_a_threshold_keeps_its_own_value_and_drops_the_next_one_below():
-    for value in torch.rand(200, generator=torch.Generator().manual_seed(1)):
-        weights = torch.stack((value, torch.nextafter(value, torch.tensor(0.0)))).unsqueeze(0)
-        tokens = [race(weights, keys(1, seed), value.unsqueeze(0))[0].item() for seed in range(8)]
-        assert tokens == [0] * 8
 
 
 def test_drawn_token_does_not_depend_on_the_scale_of_the_weights():
