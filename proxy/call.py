@@ -19,6 +19,7 @@ Fields = Mapping[str, bytes | msgspec.Raw]
 
 NULL = b"null"
 CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
 TIMELINE = "timeline"
 KV_PARAMS = "kv_transfer_params"
 CONSTRAINT_FIELDS = ("response_format", "structured_outputs")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.call import CONSTRAINT_FIELDS, KV_PARAMS, Fields, forces_tool, render
+from proxy.call import CHAT_PATH, COMPLETIONS_PATH, CONSTRAINT_FIELDS, KV_PARAMS, Fields, forces_tool, render
 from proxy.prompt_logprobs import are_wanted, echoes_logprobs, without
 
 _ONE = b"1"
+_ONE_TOKEN = {"max_tokens": _ONE, "temperature": b"0"}
 _PREFILL_DROPS = ("stream_options", "min_tokens", "min_completion_tokens", "best_of")
 # What a prefill leg changes or drops, but P can check on D's behalf.
 _CHECKED_BY_P = ("max_tokens", "max_completion_tokens", "min_tokens", "min_completion_tokens", "n", "best_of")
@@ -99,7 +100,13 @@ def prepare_body(fields: Fields) -> bytes:
     return render({name: fields[name] for name in keeps if name in fields})
 
 
-def warm_up_body(fields: Fields) -> bytes:
-    """The prepare leg for engines without `/prepare`: one token of a one-word prompt under the same constraint."""
+def warm_up_leg(fields: Fields) -> tuple[str, bytes]:
+    """The prepare leg for engines without `/prepare`: path and body that ask for one token under the same constraint.
+
+    A completion, whose prompt is a token or two, whatever the model's template adds to a chat; only tools need a chat.
+    """
+    if fields.get("tools") is None:
+        kept = {name: fields[name] for name in _PREPARE_KEEPS if name in fields}
+        return COMPLETIONS_PATH, render({**kept, "prompt": b'"."', **_ONE_TOKEN})
     kept = {name: fields[name] for name in _PREPARE_KEEPS_WITH_TOOL if name in fields}
-    return render({**kept, "messages": b'[{"role":"user","content":"."}]', "max_tokens": _ONE, "temperature": b"0"})
+    return CHAT_PATH, render({**kept, "messages": b'[{"role":"user","content":"."}]', **_ONE_TOKEN})

@@ -11,7 +11,11 @@ from urllib.parse import urlsplit
 
 from common.state_machine import Transitions
 from proxy.fleet.breaker import Breaker
+from proxy.fleet.recent_keys import RecentKeys
 from proxy.http1.pool import Origin
+
+_MAX_WARMED = 256
+"""Constraints an engine is taken to have compiled still; fewer than any engine's cache holds of usual ones."""
 
 
 class Role(Enum):
@@ -58,6 +62,7 @@ class Worker:
     Attributes:
         num_legs: legs under way.
         outstanding_bytes: sum of their bodies.
+        warmed: constraints it has compiled lately; nothing once it was found dead.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Worker:
         self.state = WorkerState.STARTING
         self.num_legs = 0
         self.outstanding_bytes = 0
+        self.warmed = RecentKeys(_MAX_WARMED)
         self.models: tuple[bytes, ...] = ()
         self._on_move = on_move
 
@@ -96,6 +102,8 @@ class Worker:
         """
         HEALTH.check(self.state, state)
         self.state = state
+        if state is WorkerState.DEAD:
+            self.warmed.clear()
         self._on_move(self)
 
     def load(self, num_bytes: int) -> None:

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from common.clock import SystemClock
 from proxy.config import FleetConfig, ProxyConfig
-from proxy.fleet.worker import WorkerState
+from proxy.fleet.worker import Role, WorkerState
 from proxy.server import running
 from tests.support import mock_engine as mock
 from tests.support.proxy_rig import FAST_PROBES, Rig, rig, until
@@ -237,15 +237,31 @@ async def test_a_vllm_pair_is_prepared_by_a_warm_up_and_asked_without_stops() ->
     async with rig(dialect="vllm") as r:
         asked = {**STREAM, "stop": ["."], "structured_outputs": {"regex": "a+"}}
         assert (await r.post(asked, headers={"X-Request-Id": "same"}))[0] == 200
-        warm_up, decode = sorted(r.d.calls(), key=lambda call: call.path, reverse=False)
-        assert warm_up.path == "/v1/chat/completions"
+        warm_up, decode = sorted(r.d.calls(), key=lambda call: "kv_transfer_params" in call.json)
+        assert warm_up.path == "/v1/completions"
         assert (warm_up.json["max_tokens"], warm_up.json["structured_outputs"]) == (1, {"regex": "a+"})
+        assert "X-Request-Id" not in warm_up.headers
         assert decode.json["stop"] == ["."]
         assert "stop" not in r.p.calls()[0].json
         assert r.p.calls()[0].json["ignore_eos"] is True
         ids = {call.headers["X-Request-Id"] for call in (r.p.calls()[0], decode)}
         assert len(ids) == 1
         assert ids != {"same"}  # vLLM takes the header for its own request id, which must not repeat
+
+
+async def test_a_vllm_engine_is_warmed_up_once_per_constraint_until_it_was_found_dead() -> None:
+    async with rig(dialect="vllm") as r:
+        asked = {**STREAM, "structured_outputs": {"regex": "a+"}}
+
+        async def num_warm_ups() -> int:
+            assert (await r.post(asked))[0] == 200
+            return sum("kv_transfer_params" not in call.json for call in r.d.calls())
+
+        assert [await num_warm_ups() for _ in range(2)] == [1, 1]
+        worker = r.services.fleet.routable(Role.DECODE)[0]
+        worker.move_to(WorkerState.DEAD)
+        await until(lambda: worker.is_routable)
+        assert await num_warm_ups() == 2
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from common.clock import Deadline, ManualClock
 from proxy.call import Call, constraint_kind, make_call, parse_fields, render
-from proxy.leg_bodies import LegRules, decode_body, prefill_body, prepare_body, warm_up_body
+from proxy.leg_bodies import LegRules, decode_body, prefill_body, prepare_body, warm_up_leg
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -84,10 +84,17 @@ def test_without_parameters_the_decode_leg_is_the_clients_body() -> None:
 def test_prepare_carries_the_constraint_and_no_prompt() -> None:
     parsed = parse_fields(b'{"model":"m","messages":[1],"prompt":"x","structured_outputs":{"regex":"a"},"tools":[1]}')
     assert json.loads(prepare_body(parsed)) == {"model": "m", "structured_outputs": {"regex": "a"}}
-    warm_up = json.loads(warm_up_body(parsed))
-    assert warm_up["max_tokens"] == 1
-    assert warm_up["messages"] != [1]
-    assert "prompt" not in warm_up
+
+
+def test_a_warm_up_asks_for_one_token_under_the_constraint_and_has_a_prompt_of_its_own() -> None:
+    fields = b'{"model":"m","messages":[1],"n":3,"structured_outputs":{"regex":"a"}'
+    path, body = warm_up_leg(parse_fields(fields + b"}"))
+    wanted = {"model": "m", "structured_outputs": {"regex": "a"}, "max_tokens": 1, "temperature": 0}
+    assert (path, json.loads(body)) == ("/v1/completions", {**wanted, "prompt": "."})
+    path, body = warm_up_leg(parse_fields(fields + b',"tools":[1],"tool_choice":"required"}'))
+    chat = json.loads(body)
+    assert (path, chat.pop("messages")) == ("/v1/chat/completions", [{"role": "user", "content": "."}])
+    assert chat == {**wanted, "tools": [1], "tool_choice": "required"}
 
 
 @pytest.mark.parametrize(
