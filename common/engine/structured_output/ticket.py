@@ -85,14 +85,15 @@ class Ticket:
     def succeed(self, grammar: CompiledGrammar, backend: str, now_s: float, unenforced: tuple[str, ...] = ()) -> None:
         """COMPILING -> READY."""
         self._grammar, self._backend, self._unenforced = grammar, backend, unenforced
-        self._settle(CompileState.READY, now_s)
+        self.move_to(CompileState.READY, now_s)
 
     def fail(self, error: ConstraintRejected, now_s: float) -> None:
         """COMPILING -> FAILED."""
         self._error = error
-        self._settle(CompileState.FAILED, now_s)
+        self.move_to(CompileState.FAILED, now_s)
 
-    def _settle(self, state: CompileState, now_s: float) -> None:
+    def move_to(self, state: CompileState, now_s: float) -> None:
+        """Enter a final state and tell everyone who waits; `succeed` and `fail` are the ways in."""
         with self._lock:
             COMPILE_TRANSITIONS.check(self._state, state)
             self._compile_s = now_s - self.asked_s
