@@ -88,7 +88,7 @@ class DecodeRole:
         if self._secret is None:
             _log.warning("kv_references.unsigned", allowed="loopback hosts only")
         config, clock, wake = self._config, SystemClock(), EngineWake()
-        loaded = load_engine(self._engine, clock, metrics, config.on_pull_failure)
+        loaded = load_engine(self._engine, clock, metrics, config.on_pull_failure, warm_grammars=True)
         backend = NixlBackend(engine_id, config.nixl_backend, with_cuda=loaded.storage.device.type == "cuda")
         settings = ConsumerSettings(
             secret=self._secret,

@@ -22,7 +22,16 @@ CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 TIMELINE = "timeline"
 KV_PARAMS = "kv_transfer_params"
-CONSTRAINT_FIELDS = ("response_format", "structured_outputs")
+# vLLM's older spelling of `structured_outputs`; the engines still read it.
+_LEGACY_KINDS = {
+    "guided_json": "json",
+    "guided_json_object": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+CONSTRAINT_FIELDS = ("response_format", "structured_outputs", *_LEGACY_KINDS, "guided_whitespace_pattern")
 _FORCES_NOTHING = (NULL, b'"none"', b'"auto"')
 _STRUCTURED_OUTPUT_KINDS = {
     "json": "json",
@@ -169,7 +178,7 @@ def constraint_kind(fields: Fields, path: str) -> str | None:
         except msgspec.MsgspecError:
             return "json"
         return {"text": None, "structural_tag": "structural_tag"}.get(format_type, "json")
-    return None
+    return next((kind for name, kind in _LEGACY_KINDS.items() if bytes(fields.get(name, NULL)) != NULL), None)
 
 
 def _structured_outputs_kind(raw: msgspec.Raw | bytes) -> str | None:

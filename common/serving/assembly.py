@@ -148,7 +148,12 @@ class LoadedEngine:
 
 
 def load_engine(
-    config: EngineConfig, clock: Clock, metrics: Metrics, on_pull_failure: PullFailurePolicy = "recompute"
+    config: EngineConfig,
+    clock: Clock,
+    metrics: Metrics,
+    on_pull_failure: PullFailurePolicy = "recompute",
+    *,
+    warm_grammars: bool = False,
 ) -> LoadedEngine:
     """Load the model and allocate what serves it. Blocks for seconds.
 
@@ -157,6 +162,7 @@ def load_engine(
         clock: of timelines, caches, templates.
         metrics: told about grammar compilations.
         on_pull_failure: D's policy.
+        warm_grammars: import the grammar libraries now; D does, P compiles nothing.
 
     Raises:
         StartupError: the model, the device, the pool or a processor cannot be had.
@@ -189,7 +195,7 @@ def load_engine(
         loaded=loaded,
         storage=storage,
         settings=settings,
-        grammars=_grammars(config, loaded, clock, metrics),
+        grammars=_grammars(config, loaded, clock, GrammarMetrics(metrics), warm=warm_grammars),
         sampler=_sampler(loaded, settings, processors, config, _markers(loaded.tokenizer, reasoning, tools)),
         processors=processors,
         model=model,
@@ -217,14 +223,17 @@ def _allocate(config: EngineConfig, loaded: LoadedModel) -> KvCacheStorage:
     return KvCacheStorage.allocate(config, shape, loaded.model.device)
 
 
-def _grammars(config: EngineConfig, loaded: LoadedModel, clock: Clock, metrics: Metrics) -> LocalGrammarService:
+def _grammars(
+    config: EngineConfig, loaded: LoadedModel, clock: Clock, observer: GrammarMetrics, *, warm: bool
+) -> LocalGrammarService:
     return LocalGrammarService(
         loaded.tokenizer,
         config.grammar,
         clock,
         logits_width=loaded.config.vocab_size,
         pin_memory=loaded.model.device.type == "cuda",
-        observer=GrammarMetrics(metrics),
+        observer=observer,
+        warm=warm,
     )
 
 

@@ -62,6 +62,13 @@ def test_a_tool_choice_that_forces_nothing_stays_on_p(choice: str) -> None:
     assert json.loads(prefill_body(parsed, LegRules()))["tool_choice"] == json.loads(choice)
 
 
+@pytest.mark.parametrize("name", ["guided_json", "guided_choice", "guided_whitespace_pattern", "structural_tag"])
+def test_the_older_spellings_of_a_constraint_are_stripped_from_p_and_prepared_on_d(name: str) -> None:
+    parsed = parse_fields(f'{{"model":"m","{name}":"x"}}'.encode())
+    assert name not in json.loads(prefill_body(parsed, LegRules()))
+    assert json.loads(prepare_body(parsed))[name] == "x"
+
+
 def test_naive_legs_keep_every_constraint() -> None:
     parsed = parse_fields(b'{"tool_choice":"required","response_format":{"type":"json_object"}}')
     leg = json.loads(prefill_body(parsed, LegRules(strip_constraint=False)))
@@ -115,6 +122,9 @@ def test_a_warm_up_asks_for_one_token_under_the_constraint_and_has_a_prompt_of_i
         ('{"structured_outputs":{}}', None),
         ('{"structured_outputs":[]}', "json"),
         ('{"structured_outputs":{},"response_format":{"type":"json_object"}}', "json"),
+        ('{"guided_json":{}}', "json"),
+        ('{"guided_json":null,"guided_regex":"a"}', "regex"),
+        ('{"structural_tag":{}}', "structural_tag"),
         ('{"tool_choice":"required"}', "tool"),
         ('{"tool_choice":{"type":"function"},"response_format":{"type":"text"}}', "tool"),
     ],
