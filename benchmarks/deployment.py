@@ -4,7 +4,6 @@ Owns: writing the config variants to a temporary folder, starting, waiting, stop
 """
 
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from benchmarks.ports import free_port
 
 READY_WITHIN_S = 180.0
 
@@ -105,11 +106,3 @@ def _wait_ready(url: str, children: Sequence[subprocess.Popen[bytes]]) -> None:
         else:
             return
     raise SystemExit(f"{url} was not ready within {READY_WITHIN_S:.0f} s")
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

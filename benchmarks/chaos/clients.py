@@ -12,7 +12,8 @@ from typing import Any
 
 import aiohttp
 
-WORDS = ("river", "stone", "lantern", "orchard", "copper", "violet", "harbour", "meadow", "winter", "engine")
+from benchmarks.prompts import WORDS, random_words
+
 SCHEMA = {
     "type": "object",
     "properties": {"word": {"enum": list(WORDS)}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -26,7 +27,7 @@ def requests(model: str, num_requests: int, seed: int) -> list[dict[str, Any]]:
     chance = random.Random(seed)
     bodies = []
     for number in range(num_requests):
-        words = " ".join(chance.choice(WORDS) for _ in range(chance.choice((4, 20, 90))))
+        words = random_words(chance.choice((4, 20, 90)), chance)
         body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": words}], "max_tokens": 16}
         body |= {"temperature": 0} if number % 2 else {"temperature": 0.9, "seed": number}
         if number % 3 == 0:

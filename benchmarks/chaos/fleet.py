@@ -18,7 +18,8 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.deployment import absolute, free_port, with_keys
+from benchmarks.deployment import absolute, with_keys
+from benchmarks.ports import free_port
 
 READY_WITHIN_S = 180.0
 

@@ -11,20 +11,8 @@ from typing import Any
 
 import aiohttp
 
-WORDS = (
-    "river",
-    "stone",
-    "lantern",
-    "orchard",
-    "copper",
-    "violet",
-    "harbour",
-    "meadow",
-    "winter",
-    "engine",
-    "paper",
-    "salt",
-)
+from benchmarks.prompts import random_words
+
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string", "minLength": 4000}}, "required": ["text"]}
 
 
@@ -46,7 +34,7 @@ def body_of(
     model: str, num_prompt_words: int, max_tokens: int, structured: bool, chance: random.Random
 ) -> dict[str, Any]:
     """A greedy completion of exactly `max_tokens` tokens; a structured one stays inside one long JSON string."""
-    prompt = f"{chance.getrandbits(40)} " + " ".join(chance.choice(WORDS) for _ in range(num_prompt_words))
+    prompt = f"{chance.getrandbits(40)} " + random_words(num_prompt_words, chance)
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,

@@ -11,20 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WORDS = (
-    "river",
-    "stone",
-    "lantern",
-    "orchard",
-    "copper",
-    "violet",
-    "harbour",
-    "meadow",
-    "winter",
-    "engine",
-    "paper",
-    "salt",
-)
+from benchmarks.prompts import random_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +111,7 @@ def load_schemas(path: Path | None) -> list[dict[str, Any]]:
 
 def body_of(cell: Cell, model: str, constraints: Constraints, chance: random.Random) -> dict[str, Any]:
     """A streamed chat request; its prompt is new each time, so no prefix cache answers for the prefill."""
-    words = " ".join(chance.choice(WORDS) for _ in range(cell.prompt_words))
+    words = random_words(cell.prompt_words, chance)
     return {
         "model": model,
         "messages": [{"role": "user", "content": f"{chance.getrandbits(40)} {words}"}],
