@@ -12,8 +12,8 @@ GROUP_SIZE = 128
 """Values per group; vocabularies are mostly multiples of it. The race's groups are these too, so it is part of what a
 seed means: another size draws other tokens."""
 _WORTH_GROUPING = 4
-_CHUNK_VALUES = 1 << 20
-"""4 MB, which stay in the outer caches from the first pass over them to the last."""
+_CHUNK_VALUES = 1 << 18
+"""1 MB, which stays in a core's own cache from the first pass over it to the last."""
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
 
