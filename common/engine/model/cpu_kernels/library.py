@@ -116,6 +116,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pd_advise_huge": (None, [c_void_p, c_int64]),
     "pd_threads_new": (c_void_p, [c_int32]),
     "pd_threads_free": (None, [c_void_p]),
+    "pd_read": (c_float, [c_void_p, c_void_p, c_int64]),
     "pd_packed_bytes": (c_int64, [POINTER(Packed)]),
     "pd_packed_columns": (c_int64, [POINTER(Packed)]),
     "pd_pack": (c_int32, [c_void_p, POINTER(Packed), c_void_p, c_void_p, c_int32]),

@@ -62,7 +62,7 @@ static inline void split_rows(const float* a, int64_t lda, int64_t rows, int64_t
     }
 }
 
-// One tile of rows times a part of one panel (two tiles of columns), added to sums [16][NR] unless it is the first part.
+// One tile of rows times a part of one panel (two tiles of columns), added to sums [16][NR] unless this is the first.
 static inline void one_tile(const char* a, const char* w, int64_t k_end, float* sums, bool is_first) {
   if (is_first) {
     _tile_zero(0);

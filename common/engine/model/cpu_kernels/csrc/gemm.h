@@ -62,7 +62,7 @@ static inline __attribute__((always_inline)) void stream(const char* const* pane
           for (int i = 0; i < 8; i++) {
 #pragma GCC unroll 8
             for (int c = 0; c < NP * 2; c++)
-              w[c] = __builtin_convertvector((words[c] >> (4 * i)) & 15, vf) * scale[c] + minimum[c];
+              w[c] = nibble(words[c], i) * scale[c] + minimum[c];
             body(g * GROUP + j * 8 + i, w);
           }
         }
@@ -267,20 +267,23 @@ static void panel_times_tiles(const Packed& w, int64_t panel, const float* a, in
   }
 }
 
-// Panels read side by side: enough independent accumulators to hide the latency of an FMA, few enough to share out.
-static inline int panels_at_once(int64_t rows, int64_t num_panels, int threads) {
-  for (int np = 4; np > 1; np--)
-    if (rows * np * 2 <= MAX_ACCUMULATORS && rows <= 4 &&
-        (num_panels % (int64_t(np) * threads) == 0 || num_panels > 256))
-      return np;
-  return rows <= 3 ? 2 : 1;
+// Panels read side by side: enough independent accumulators to hide the latency of an FMA, few enough to share out and
+// to stay in registers (a quantised panel also holds its scales, minima, words and values there).
+template <int FORMAT>
+static int panels_at_once(int64_t rows, int64_t num_panels, int threads) {
+  constexpr int held = FORMAT == F32 || FORMAT == BF16 ? 0 : 8;
+  for (int np = 4; np > 1; np--) {
+    const bool fits = np * (rows * 2 + held) <= MAX_ACCUMULATORS && rows <= 4;
+    if (fits && (np == 2 || num_panels % (int64_t(np) * threads) == 0 || num_panels > 256)) return np;
+  }
+  return 1;
 }
 
 // Up to one register tile of rows: weights are read, widened and used in one go.
 template <int FORMAT>
 static void few_rows(Pool& pool, const Packed& w, const float* a, int64_t lda, int64_t m, const Target& out) {
   const int64_t num_panels = w.num_panels(), stride = panel_bytes(FORMAT, w.k);
-  const int np = panels_at_once(m, num_panels, pool.size());
+  const int np = panels_at_once<FORMAT>(m, num_panels, pool.size());
   const int64_t units = (num_panels + np - 1) / np, per_task = std::max<int64_t>(1, units / (pool.size() * 16));
   pool.run(int((units + per_task - 1) / per_task), [&](int task, int) {
     const int64_t end = std::min(num_panels, (task + 1) * per_task * np);

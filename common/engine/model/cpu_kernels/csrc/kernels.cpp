@@ -31,6 +31,29 @@ void pd_advise_huge(void* data, int64_t bytes) {
 void* pd_threads_new(int32_t n) { return new Threads(n); }
 void pd_threads_free(void* threads) { delete static_cast<Threads*>(threads); }
 
+// Reads every byte once, all threads together: what streaming weights can reach (benchmarks).
+float pd_read(void* threads, const char* data, int64_t bytes) {
+  auto& pool = static_cast<Threads*>(threads)->pool;
+  Pool::Session session(pool);
+  const int64_t piece = 1 << 20;
+  std::vector<vf> sums(pool.size(), vf{});
+  pool.run(int(bytes / piece), [&](int task, int thread) {
+    vf a = {}, b = {}, c = {}, d = {};
+    for (const char *at = data + task * piece, *end = at + piece; at < end; at += 4 * sizeof(vf)) {
+      __builtin_prefetch(at + 4096);
+      __builtin_prefetch(at + 4096 + 64);
+      __builtin_prefetch(at + 4096 + 128);
+      __builtin_prefetch(at + 4096 + 192);
+      a += load((const float*)at);
+      b += load((const float*)at + VL);
+      c += load((const float*)at + 2 * VL);
+      d += load((const float*)at + 3 * VL);
+    }
+    sums[thread] += a + b + c + d;
+  });
+  return sums[0][0];
+}
+
 int64_t pd_packed_bytes(const Packed* w) { return w->num_panels() * panel_bytes(w->format, w->k); }
 int64_t pd_packed_columns(const Packed* w) { return w->num_panels() * NR; }
 

@@ -66,6 +66,16 @@ static inline vf load_int8(const int8_t* p) {
 #endif
 }
 
+// Nibble i of each lane as a float.
+static inline vf nibble(vi words, int i) {
+#if defined(__AVX512F__)
+  const __m512 values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return (vf)_mm512_permutexvar_ps((__m512i)(words >> (4 * i)), values);  // looks at the low four bits only
+#else
+  return __builtin_convertvector((words >> (4 * i)) & 15, vf);
+#endif
+}
+
 static inline uint16_t to_bf16(float x) {  // round to nearest even; NaN stays NaN
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
