@@ -36,11 +36,12 @@ class Machine:
         self._operands: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def read_bytes_per_s(self, num_bytes: int) -> float:
-        """One read of that many bytes from memory (a cache that holds them counts: it will hold weights too)."""
+        """One read of that many bytes, right after another: a cache that holds them counts, it will hold weights too."""
         if self._buffer.numel() < num_bytes:
             self._buffer = torch.empty(num_bytes + (4 << 20), dtype=torch.uint8)
             load_library().pd_advise_huge(self._buffer.data_ptr(), self._buffer.numel())
             self._buffer.fill_(0)
+        load_library().pd_read(self.threads.handle, self._buffer.data_ptr(), num_bytes)
         start_s = self.clock_s()
         load_library().pd_read(self.threads.handle, self._buffer.data_ptr(), num_bytes)
         return num_bytes / (self.clock_s() - start_s)

@@ -119,7 +119,10 @@ static inline void add_product_rows(int rows, const float* a, int64_t lda, int64
 // Widens a bfloat16 row into `space`, or returns the float row itself.
 static inline const float* widened(const char* row, bool is_bf16, int dim, float* space) {
   if (!is_bf16) return (const float*)row;
-  for (int d = 0; d < dim; d++) space[d] = from_bf16(((const uint16_t*)row)[d]);
+  const uint16_t* values = (const uint16_t*)row;
+  int d = 0;
+  for (; d + VL <= dim; d += VL) store(space + d, load_bf16(values + d));
+  for (; d < dim; d++) space[d] = from_bf16(values[d]);
   return space;
 }
 
