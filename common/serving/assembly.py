@@ -179,17 +179,7 @@ def load_engine(
         eos_token_ids=loaded.tokenizer.eos_token_ids,
         on_pull_failure=on_pull_failure,
     )
-    model = ServedModel(
-        name=config.served_model_name,
-        root=Path(config.model).name,
-        created_s=int(clock.wall_s()),
-        max_model_len_tokens=settings.max_model_len_tokens,
-        tokenizer=loaded.tokenizer,
-        chat_template=loaded.chat_template,
-        reasoning=reasoning,
-        tools=tools,
-        constraint_in_prompt=config.constraint_in_prompt,
-    )
+    model = _served(config, loaded, settings, (reasoning, tools), clock)
     return LoadedEngine(
         config=config,
         loaded=loaded,
@@ -201,6 +191,27 @@ def load_engine(
         model=model,
         clock=clock,
         metrics=metrics,
+    )
+
+
+def _served(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    settings: CoreSettings,
+    tags: tuple[ReasoningTags | None, ToolTags | None],
+    clock: Clock,
+) -> ServedModel:
+    reasoning, tools = tags
+    return ServedModel(
+        name=config.served_model_name,
+        root=Path(config.model).name,
+        created_s=int(clock.wall_s()),
+        max_model_len_tokens=settings.max_model_len_tokens,
+        tokenizer=loaded.tokenizer,
+        chat_template=loaded.chat_template,
+        reasoning=reasoning,
+        tools=tools,
+        constraint_in_prompt=config.constraint_in_prompt,
     )
 
 
