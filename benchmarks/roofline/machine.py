@@ -36,7 +36,7 @@ class Machine:
         self._operands: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def read_bytes_per_s(self, num_bytes: int) -> float:
-        """One read of that many bytes, right after another: a cache that holds them counts, it will hold weights too."""
+        """One read of that many bytes, right after another: a cache that holds them will hold weights too."""
         if self._buffer.numel() < num_bytes:
             self._buffer = torch.empty(num_bytes + (4 << 20), dtype=torch.uint8)
             load_library().pd_advise_huge(self._buffer.data_ptr(), self._buffer.numel())

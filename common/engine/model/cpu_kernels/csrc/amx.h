@@ -46,8 +46,8 @@ class TileScope {
 
 // Rows [0, rows) of a as tiles: [K / 32][high, low][16][32]; absent rows are 0.
 static inline void split_rows(const float* a, int64_t lda, int64_t rows, int64_t k_end, char* out) {
-  for (int64_t r = 0; r < TILE_ROWS; r++)
-    for (int64_t k = 0; k < k_end; k += GROUP) {
+  for (int64_t k = 0; k < k_end; k += GROUP)
+    for (int64_t r = 0; r < TILE_ROWS; r++) {
       char* to = out + k / GROUP * ROWS_BYTES + r * GROUP * 2;
       __m512 first = _mm512_setzero_ps(), second = first;
       if (r < rows) {
@@ -86,8 +86,10 @@ static inline void one_tile(const char* a, const char* w, int64_t k_end, float* 
   _tile_stored(1, sums + 16, NR * 4);
 }
 
-// Two tiles of rows (the second `a_bytes` behind the first) at once: each weight is used twice.
-static inline void two_tiles(const char* a, int64_t a_bytes, const char* w, int64_t k_end, float* sums, bool is_first) {
+// Two tiles of rows (the second `a_bytes` behind the first) at once: each weight is used twice. next: weights of the call
+// after this one.
+static inline void two_tiles(const char* a, int64_t a_bytes, const char* w, int64_t k_end, float* sums, bool is_first,
+                             const char* next) {
   const char* b = a + a_bytes;
   float* lower = sums + TILE_ROWS * NR;
   if (is_first) {
@@ -101,7 +103,8 @@ static inline void two_tiles(const char* a, int64_t a_bytes, const char* w, int6
     _tile_loadd(2, lower, NR * 4);
     _tile_loadd(3, lower + 16, NR * 4);
   }
-  for (int64_t g = 0; g < k_end / GROUP; g++, a += ROWS_BYTES, b += ROWS_BYTES, w += 2048) {
+  for (int64_t g = 0; g < k_end / GROUP; g++, a += ROWS_BYTES, b += ROWS_BYTES, w += 2048, next += 2048) {
+    for (int line = 0; line < 2048; line += 64) __builtin_prefetch(next + line, 0, 2);
     _tile_loadd(4, w, 64);
     _tile_loadd(6, a, 64);
     _tile_dpbf16ps(0, 6, 4);
@@ -144,10 +147,12 @@ static inline void rows_times_panels(const Packed& w, int64_t first, int64_t las
     const int64_t count = std::min<int64_t>(m - row, 2 * TILE_ROWS);
     for (int64_t k = 0; k < w.k; k += TILE_K) {
       const int64_t length = std::min(TILE_K, w.k - k);
-      for (int64_t panel = first; panel < last; panel++) {
-        const char *part = w.data + panel * stride + panel_bytes(BF16_TILES, k), *of_a = a + k / GROUP * ROWS_BYTES;
+      const char *of_a = a + k / GROUP * ROWS_BYTES, *part = w.data + first * stride + panel_bytes(BF16_TILES, k);
+      const char* next_k = w.data + first * stride + (k + length < w.k ? panel_bytes(BF16_TILES, k + length) : 0);
+      for (int64_t panel = first; panel < last; panel++, part += stride) {
+        const char* next = panel + 1 < last ? part + stride : next_k;
         if (count > TILE_ROWS)
-          two_tiles(of_a, tile_bytes, part, length, sums[panel - first], k == 0);
+          two_tiles(of_a, tile_bytes, part, length, sums[panel - first], k == 0, next);
         else
           one_tile(of_a, part, length, sums[panel - first], k == 0);
       }

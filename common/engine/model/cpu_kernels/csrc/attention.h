@@ -187,8 +187,8 @@ static inline void softmax_row(float* score, int first, int end, const SoftmaxSt
   for (int t = 0; t < first; t++) score[t] = ABSENT;
   for (int t = std::max(end, 0); t < TILE; t++) score[t] = ABSENT;
   const float before = state.max[r];
-  float peak = before;
-  for (int t = 0; t < TILE; t++) peak = score[t] > peak ? score[t] : peak;
+  const lanes16 left = *(lanes16_mem*)score, right = *(lanes16_mem*)(score + 16);
+  const float peak = std::max(before, max16(larger(left, right)));
   lanes16 lanes = *(lanes16_mem*)(state.sum + r * 16);
   if (peak != before) {
     const float rescale = before == ABSENT ? 0.0f : exp_one(before - peak);

@@ -125,6 +125,17 @@ static inline float sum16(lanes16 v) {
   return a[0];
 }
 
+static inline lanes16 larger(lanes16 a, lanes16 b) { return a > b ? a : b; }
+
+// The largest of 16 lanes (no NaN among them).
+static inline float max16(lanes16 v) {
+  v = larger(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = larger(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = larger(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
+  v = larger(v, __builtin_shufflevector(v, v, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0));
+  return v[0];
+}
+
 // exp by range reduction to [-ln2/2, ln2/2] and a degree-6 polynomial (Cephes' coefficients); error < 2 ulp.
 template <class F, class I>
 static inline F exp_lanes(F x) {
