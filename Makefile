@@ -6,7 +6,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 CONFIG ?= configs/pd.yaml
 
-.PHONY: help install model demo up test lint types contracts unit clean
+.PHONY: help install model demo up test long lint types contracts unit clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -51,10 +51,13 @@ contracts: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test model
 	$(PY) -m common.engine.model.cpu_kernels.build
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadgroup -m "not alone" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadgroup -m "not alone and not long" $(PYTEST_ARGS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m alone $(PYTEST_ARGS)
 
 test: lint types contracts unit ## ruff, mypy, import contracts, pytest
+
+long: $(VENV)/.installed-test model ## the tests that generate for minutes (100 real schemas through P/D)
+	$(VENV)/bin/pytest -m long $(PYTEST_ARGS)
 
 clean: ## remove the environment and caches (the model stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

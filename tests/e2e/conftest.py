@@ -10,6 +10,7 @@ from tests.support.trio import MODEL, Trio, running_trio
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests of this folder run in one worker, one after the other: they share the trio."""
     for item in items:
