@@ -86,8 +86,8 @@ static inline void one_tile(const char* a, const char* w, int64_t k_end, float* 
   _tile_stored(1, sums + 16, NR * 4);
 }
 
-// Two tiles of rows (the second `a_bytes` behind the first) at once: each weight is used twice. next: weights of the call
-// after this one.
+// Two tiles of rows (the second `a_bytes` behind the first) at once: each weight is used twice. next: the weights that
+// the call after this one takes.
 static inline void two_tiles(const char* a, int64_t a_bytes, const char* w, int64_t k_end, float* sums, bool is_first,
                              const char* next) {
   const char* b = a + a_bytes;
