@@ -68,6 +68,8 @@ def make_decoder(
                 model, fingerprint = assemble_cpu(
                     config, weights, weight_dtype=_COMPILED_DTYPES[dtype], num_threads=num_threads
                 )
+                # torch's threads spin for milliseconds after each parallel region, beside the kernels' own.
+                torch.set_num_threads(1)
                 return ChosenDecoder(model=model, tensors_fingerprint=fingerprint, kernels="cpu")
             except CannotBuild as error:
                 note = str(error)

@@ -14,7 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import structlog
+
 from common.errors import StartupError
+
+log = structlog.get_logger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
 COMPILERS = ("g++", "c++", "clang++")
@@ -84,6 +88,7 @@ def ensure_built(folders: Sequence[Path] | None = None, compilers: Sequence[str]
     target = _first_writable(places) / name
     with _locked(target.with_suffix(".lock")):
         if not target.is_file():
+            log.info("cpu_kernels.compiling", compiler=compiler, to=str(target), usual_s=15)
             _compile(compiler, target)
     return target
 

@@ -14,6 +14,7 @@ from common.engine.model.cpu_kernels.library import Cache, DecoderShape, LayerWe
 from common.engine.model.cpu_kernels.packed import (
     GROUP_SIZE,
     Arena,
+    PackedFormat,
     PackedLinear,
     WeightDtype,
     formats_for,
@@ -189,7 +190,7 @@ class _Packer:
         self._formats = formats_for(dtype)
         self._threads = threads
         self._alive: list[object] = []
-        self.arena = Arena(_arena_bytes(config))
+        self.arena = Arena(_arena_bytes(config, self._formats))
 
     def keep(self, tensor: torch.Tensor) -> int:
         """The address of a float32 copy that stays."""
@@ -246,11 +247,13 @@ class _Packer:
         return packed.struct
 
 
-def _arena_bytes(config: ModelConfig) -> int:
+def _arena_bytes(config: ModelConfig, formats: tuple[PackedFormat, ...]) -> int:
     hidden, query, kv, inner = config.hidden_size, config.query_size, config.kv_size, config.intermediate_size
-    matrices = [(query + 2 * kv, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner)]
-    layer = sum(packed_bytes_bound(*matrix) for matrix in matrices)
-    ends = packed_bytes_bound(config.vocab_size, hidden) * (1 if config.tie_word_embeddings else 2)
+    layer = sum(
+        packed_bytes_bound(*matrix, formats) for matrix in ((query + 2 * kv, hidden), (hidden, query), (hidden, inner))
+    )
+    layer += packed_bytes_bound(2 * inner, hidden, formats, paired=True)
+    ends = packed_bytes_bound(config.vocab_size, hidden, formats) * (1 if config.tie_word_embeddings else 2)
     return layer * config.num_layers + ends
 
 

@@ -16,6 +16,7 @@ from common.errors import StartupError
 WeightDtype = Literal["float32", "bfloat16", "int8"]
 GROUP_SIZE = 32
 HUGE_PAGE_BYTES = 2 << 20
+ALIGNMENT = 64
 
 
 class PackedFormat(IntEnum):
@@ -70,7 +71,7 @@ class Arena:
         return self._next
 
     def take(self, num_bytes: int) -> int:
-        """The address of `num_bytes` bytes, at a multiple of 64.
+        """The address of `num_bytes` bytes, at a multiple of `ALIGNMENT`.
 
         Raises:
             StartupError: the arena is full.
@@ -78,7 +79,7 @@ class Arena:
         address = self._next
         if address + num_bytes > self._end:
             raise StartupError(f"packed weights: {num_bytes} bytes do not fit into the arena")
-        self._next += -(-num_bytes // 64) * 64
+        self._next += -(-num_bytes // ALIGNMENT) * ALIGNMENT
         return address
 
 
@@ -114,7 +115,7 @@ class PackedLinear:
         self._threads = threads
         self._paired = paired
         source = weight.to(torch.float32).contiguous()
-        self._arena = arena or Arena(packed_bytes_bound(self.out_features, self.in_features))
+        self._arena = arena or Arena(packed_bytes_bound(self.out_features, self.in_features, formats, paired=paired))
         self.format = self._pack(source, formats)
         self._bias = None if bias is None else self._pack_bias(bias)
         self.struct.bias = None if self._bias is None else self._bias.data_ptr()
@@ -167,6 +168,9 @@ class PackedLinear:
         return out
 
 
-def packed_bytes_bound(out_features: int, in_features: int) -> int:
-    """An upper bound of what a matrix takes in any format; columns are padded to panels of at most 32, pairs to 64."""
-    return 4 * (out_features + 64) * in_features
+def packed_bytes_bound(
+    out_features: int, in_features: int, formats: tuple[PackedFormat, ...], *, paired: bool = False
+) -> int:
+    """What a matrix takes in the largest of these formats, padding included."""
+    shapes = [Packed(one, paired, out_features, in_features, None, None) for one in formats]
+    return max(int(load_library().pd_packed_bytes(ctypes.byref(shape))) for shape in shapes) + ALIGNMENT

@@ -12,7 +12,7 @@ from common.engine.model.cpu_kernels.library import load_library
 
 
 class Threads:
-    """`num_threads` including the caller; freed with the object.
+    """`num_threads` including the caller; ended by `close` or with the object.
 
     Raises:
         CannotBuild: there is no library.
@@ -22,7 +22,11 @@ class Threads:
         library = load_library()
         self.num_threads = max(1, num_threads)
         self.handle = ctypes.c_void_p(library.pd_threads_new(self.num_threads))
-        weakref.finalize(self, library.pd_threads_free, self.handle)
+        self._free = weakref.finalize(self, library.pd_threads_free, self.handle)
+
+    def close(self) -> None:
+        """End the threads now; the object is of no use afterwards."""
+        self._free()
 
 
 def default_num_threads(cpuinfo: Path = Path("/proc/cpuinfo")) -> int:

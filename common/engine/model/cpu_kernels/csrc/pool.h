@@ -23,6 +23,10 @@ class Pool {
   }
 
   ~Pool() {
+    if (getpid() != owner_) {  // a fork inherits the object but not the threads
+      for (auto& worker : workers_) worker.detach();
+      return;
+    }
     stopping_.store(true);
     open_.store(1);
     wake();
@@ -103,6 +107,7 @@ class Pool {
 
   using Function = void (*)(const void*, int, int);
   const int size_;
+  const pid_t owner_ = getpid();
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int32_t> done_{0};
   alignas(64) std::atomic<uint32_t> open_{0};

@@ -30,3 +30,14 @@ def test_threads_cost_nothing_between_calls() -> None:
     before_s = time.process_time()
     time.sleep(0.3)  # the subject: a spinning thread would use all of it
     assert time.process_time() - before_s < 0.15
+
+
+@needs_kernels
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # the subject
+def test_a_forked_process_can_let_go_of_threads_it_does_not_have() -> None:
+    threads = Threads(3)
+    child = os.fork()
+    if child == 0:
+        threads.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
