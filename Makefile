@@ -51,8 +51,8 @@ contracts: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test model
 	$(PY) -m common.engine.model.cpu_kernels.build
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadgroup -m "not alone and not long" $(PYTEST_ARGS)
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m alone $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --ignore=tests/e2e -m "not long" $(PYTEST_ARGS)
+	$(VENV)/bin/pytest tests/e2e -m "not long" $(PYTEST_ARGS)
 
 test: lint types contracts unit ## ruff, mypy, import contracts, pytest
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.trio import Trio, post_json
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 WINDOW_S = 8.0
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.trio import Trio
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 PROMPT = "Write one sentence about the sea. " * 12

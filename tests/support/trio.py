@@ -26,6 +26,7 @@ ROLES = ("decode", "prefill", "proxy")
 ENGINE = {
     "model": str(MODEL),
     "served_model_name": "smollm2",
+    "dtype": "int8",  # the file's own 4-bit blocks, without further loss, and several times faster here
     "max_model_len_tokens": 4096,
     "kv_cache_bytes": 256 << 20,
     "max_num_seqs": 16,
