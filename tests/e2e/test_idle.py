@@ -1,4 +1,9 @@
-"""Idle is idle: with no request the three processes together leave the cores alone."""
+"""Idle is idle: with no request the three processes together leave the cores alone.
+
+Counted in wake-ups, not in CPU time: what one costs depends on the machine (caches, a host that takes idle memory
+back), how often we wake does not. A progress thread or a poll without rest wakes thousands of times a second or never
+sleeps.
+"""
 
 import time
 
@@ -10,23 +15,33 @@ from tests.support.trio import Trio, post_json
 pytestmark = pytest.mark.slow
 
 WINDOW_S = 8.0
+MAX_WAKE_UPS_PER_S = 150.0
+SPINNING = 0.5
 
 
-def cpu_s(trio: Trio) -> float:
-    """CPU seconds of the three processes and their children."""
-    total = 0.0
-    for process in trio.processes.values():
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        total += sum(sum(member.cpu_times()[:2]) for member in family)
-    return total
+def members(trio: Trio) -> list[psutil.Process]:
+    """The three processes and their children."""
+    families = [psutil.Process(process.pid) for process in trio.processes.values()]
+    return [*families, *(child for family in families for child in family.children(recursive=True))]
 
 
-def test_three_idle_processes_use_under_five_percent_of_a_core(trio: Trio) -> None:
+def used(trio: Trio) -> tuple[float, float]:
+    """(wake-ups, CPU seconds) so far."""
+    family = members(trio)
+    wake_ups = 0.0
+    for member in family:
+        for thread in member.threads():
+            wake_ups += psutil.Process(thread.id).num_ctx_switches().voluntary
+    return wake_ups, sum(sum(member.cpu_times()[:2]) for member in family)
+
+
+def test_three_idle_processes_wake_up_seldom_and_never_spin(trio: Trio) -> None:
     # One request first, so that connections, agents and leases have existed.
     body = {"model": "smollm2", "prompt": "hello", "max_tokens": 2}
     assert post_json(trio.url("proxy") + "/v1/completions", body)[0] == 200
-    time.sleep(2.0)  # the window measured must lie after the request's last work; there is no event for "quiet"
-    before, start = cpu_s(trio), time.monotonic()
+    time.sleep(4.0)  # the window measured must lie after the request's last work; there is no event for "quiet"
+    before, start = used(trio), time.monotonic()
     time.sleep(WINDOW_S)  # the window itself
-    used = (cpu_s(trio) - before) / (time.monotonic() - start)
-    assert used < 0.05, f"{used:.1%} of a core"
+    after, window_s = used(trio), time.monotonic() - start
+    assert (after[0] - before[0]) / window_s < MAX_WAKE_UPS_PER_S
+    assert (after[1] - before[1]) / window_s < SPINNING

@@ -1,5 +1,6 @@
 """The stages of a request add up to the TTFT its client saw."""
 
+import asyncio
 import json
 import statistics
 import time
@@ -36,9 +37,19 @@ async def measure(session: aiohttp.ClientSession, url: str, body: dict[str, Any]
     return ttft_ms, timelines[0]["stages_ms"]
 
 
+async def empty_round_trip_ms(session: aiohttp.ClientSession, url: str) -> float:
+    """What lies outside the proxy's sight: a client and a proxy that wake up for a request that does nothing."""
+    await asyncio.sleep(0.3)  # both have rested as long as they do while the engines work
+    sent = time.perf_counter()
+    async with session.get(url + "/health") as response:
+        await response.read()
+    return (time.perf_counter() - sent) * 1000
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 async def test_stages_add_up_to_the_client_s_ttft(trio: Trio, kind: str) -> None:
-    differences = []
+    differences: list[float] = []
+    outside_ms: list[float] = []
     async with aiohttp.ClientSession() as session:
         for attempt in range(9):
             messages = [{"role": "user", "content": f"{attempt} {PROMPT}"}]
@@ -46,6 +57,8 @@ async def test_stages_add_up_to_the_client_s_ttft(trio: Trio, kind: str) -> None
             ttft_ms, stages = await measure(session, trio.url("proxy"), {**body, **KINDS[kind]})
             assert {"front", "queue_p", "prefill", "handoff", "queue_d", "pull", "first", "return"} <= set(stages)
             assert all(duration >= 0 for duration in stages.values())
-            differences.append(abs(ttft_ms - sum(stages.values())) - max(2.0, 0.02 * ttft_ms))
-    # The client and three processes share two cores here, so a single request may wait for the client's own turn.
-    assert statistics.median(differences) <= 0, differences
+            outside_ms.append(await empty_round_trip_ms(session, trio.url("proxy")))
+            differences.append(ttft_ms - sum(stages.values()) - max(2.0, 0.02 * ttft_ms))
+            assert ttft_ms > sum(stages.values()) - 2.0
+    # 2 ms or 2 %, beside what an empty request takes on this machine at this moment (1 ms on a quiet one).
+    assert statistics.median(differences) <= statistics.median(outside_ms), (differences, outside_ms)
