@@ -97,8 +97,10 @@ class DecodeRole:
             peer_ttl_s=config.peer_ttl_s,
             max_pulls=config.max_pulls,
         )
-        identity = EngineIdentity(engine_id=EngineId(engine_id), fingerprint=_fingerprint(loaded))
-        consumer = KVConsumer(backend, loaded.storage.layout(), identity, settings, clock, HttpHandshakeClient())
+        layout = loaded.storage.layout()
+        fingerprint = Fingerprint.of(layout, loaded.identity)
+        identity = EngineIdentity(engine_id=EngineId(engine_id), fingerprint=fingerprint)
+        consumer = KVConsumer(backend, layout, identity, settings, clock, HttpHandshakeClient())
         remote_kv = RemoteKV(consumer, wake)
         engine = loaded.engine(source=remote_kv)
         wake.bind(engine.wake)
@@ -133,17 +135,3 @@ def kv_readings(stats: Callable[[], ConsumerStats]) -> Source:
             yield Reading(metrics.KV_PULL_FAILURES, number, (cause.value,))
 
     return read
-
-
-def _fingerprint(loaded: LoadedEngine) -> Fingerprint:
-    layout = loaded.storage.layout()
-    return Fingerprint(
-        model=loaded.loaded.weights_fingerprint,
-        dtype=layout.dtype,
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        tokenizer=loaded.loaded.tokenizer.fingerprint,
-        chat_template=loaded.loaded.chat_template.fingerprint,
-        grammar=loaded.grammar_rules,
-    )

@@ -6,6 +6,9 @@ Does not know: how it travels (handshake), block sizes (they may differ: byte ra
 
 import msgspec
 
+from common.wire.kv_layout import KvLayout
+from common.wire.model_identity import ModelIdentity
+
 PROTOCOL_VERSION = 1
 """History: 1 = guard table read before and after the blocks; msgpack notifications; two-phase HTTP handshake."""
 
@@ -39,6 +42,20 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     grammar: str = ""
     layout_version: int = LAYOUT_VERSION
     protocol_version: int = PROTOCOL_VERSION
+
+    @classmethod
+    def of(cls, layout: KvLayout, identity: ModelIdentity) -> "Fingerprint":
+        """The fingerprint of an engine with this cache and this model; P and D make theirs alike."""
+        return cls(
+            model=identity.weights,
+            dtype=layout.dtype,
+            num_layers=layout.num_layers,
+            num_kv_heads=layout.num_kv_heads,
+            head_dim=layout.head_dim,
+            tokenizer=identity.tokenizer,
+            chat_template=identity.chat_template,
+            grammar=identity.grammar,
+        )
 
 
 def differences(ours: Fingerprint, theirs: Fingerprint) -> tuple[str, ...]:

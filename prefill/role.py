@@ -103,8 +103,10 @@ class PrefillRole:
             lease_ttl_s=self._config.lease_ttl_s,
             max_leases=self._config.max_leases,
         )
-        identity = EngineIdentity(engine_id=EngineId(engine_id), fingerprint=_fingerprint(loaded))
-        producer = KVProducer(backend, loaded.storage.layout(), identity, settings, clock, wake)
+        layout = loaded.storage.layout()
+        fingerprint = Fingerprint.of(layout, loaded.identity)
+        identity = EngineIdentity(engine_id=EngineId(engine_id), fingerprint=fingerprint)
+        producer = KVProducer(backend, layout, identity, settings, clock, wake)
         engine = loaded.engine(sink=Handoff(producer, loaded.storage.block_size))
         wake.bind(engine.wake)
         metrics.add_source(kv_readings(producer.stats))
@@ -128,17 +130,3 @@ def kv_readings(stats: Callable[[], ProducerStats]) -> Source:
             yield Reading(metrics.LEASES_RELEASED, number, (cause.value,))
 
     return read
-
-
-def _fingerprint(loaded: LoadedEngine) -> Fingerprint:
-    layout = loaded.storage.layout()
-    return Fingerprint(
-        model=loaded.loaded.weights_fingerprint,
-        dtype=layout.dtype,
-        num_layers=layout.num_layers,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        tokenizer=loaded.loaded.tokenizer.fingerprint,
-        chat_template=loaded.loaded.chat_template.fingerprint,
-        grammar=loaded.grammar_rules,
-    )

@@ -38,6 +38,7 @@ from common.serving.shaping.reasoning import ReasoningTags, reasoning_tags
 from common.serving.shaping.tool_calls import ToolTags, tool_tags
 from common.serving.surface import Parts
 from common.telemetry.metrics import Metrics
+from common.wire.model_identity import ModelIdentity
 
 
 class EngineWake:
@@ -72,12 +73,15 @@ class LoadedEngine:
     metrics: Metrics
 
     @property
-    def grammar_rules(self) -> str:
-        """The grammar settings that P and D must share."""
+    def identity(self) -> ModelIdentity:
+        """What P and D must have in common."""
         grammar = self.config.grammar
-        return (
-            f"backend={grammar.backend};any_whitespace={not grammar.disable_any_whitespace};"
-            f"in_reasoning={grammar.enable_in_reasoning}"
+        return ModelIdentity(
+            weights=self.loaded.weights_fingerprint,
+            tokenizer=self.loaded.tokenizer.fingerprint,
+            chat_template=self.loaded.chat_template.fingerprint,
+            grammar=f"backend={grammar.backend};any_whitespace={not grammar.disable_any_whitespace};"
+            f"in_reasoning={grammar.enable_in_reasoning}",
         )
 
     def engine(self, *, source: KVSource | None = None, sink: KVSink | None = None) -> AsyncEngine:
