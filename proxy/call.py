@@ -51,7 +51,16 @@ class _TypeOnly(msgspec.Struct):
     type: str = "text"
 
 
+class _Function(msgspec.Struct):
+    strict: bool | None = None
+
+
+class _Tool(msgspec.Struct):
+    function: _Function
+
+
 _format_type = msgspec.json.Decoder(_TypeOnly)
+_tools = msgspec.json.Decoder(list[_Tool])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +168,17 @@ def forces_tool(fields: Fields) -> bool:
     return choice is not None and bytes(choice) not in _FORCES_NOTHING
 
 
+def keeps_own_calls(fields: Fields) -> bool:
+    """Whether calls of the model's own accord must fit a `strict` tool (`tool_choice` auto, or left out)."""
+    raw, choice = fields.get("tools"), bytes(fields.get("tool_choice", NULL))
+    if raw is None or choice not in (NULL, b'"auto"') or b'"strict"' not in bytes(raw):
+        return False
+    try:
+        return any(tool.function.strict for tool in _tools.decode(raw))
+    except msgspec.MsgspecError:
+        return False
+
+
 def constraint_kind(fields: Fields, path: str) -> str | None:
     """Metric label of the structured-output fields, by a shallow look; None when nothing is constrained.
 
@@ -168,6 +188,11 @@ def constraint_kind(fields: Fields, path: str) -> str | None:
     """
     if path == CHAT_PATH and forces_tool(fields):
         return "tool"
+    kind = _output_kind(fields)
+    return "tool" if kind is None and path == CHAT_PATH and keeps_own_calls(fields) else kind
+
+
+def _output_kind(fields: Fields) -> str | None:
     if (raw := fields.get("structured_outputs")) is not None and bytes(raw) != NULL:
         kind = _structured_outputs_kind(raw)
         if kind is not None:

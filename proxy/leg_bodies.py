@@ -8,15 +8,25 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.call import CHAT_PATH, COMPLETIONS_PATH, CONSTRAINT_FIELDS, KV_PARAMS, Fields, forces_tool, render
+from proxy.call import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    CONSTRAINT_FIELDS,
+    KV_PARAMS,
+    Fields,
+    forces_tool,
+    keeps_own_calls,
+    render,
+)
 from proxy.prompt_logprobs import are_wanted, echoes_logprobs, without
 
 _ONE = b"1"
 _ONE_TOKEN = {"max_tokens": _ONE, "temperature": b"0"}
 _PREFILL_DROPS = ("stream_options", "min_tokens", "min_completion_tokens", "best_of")
 # What a prefill leg changes or drops, but P can check on D's behalf.
-_CHECKED_BY_P = ("max_tokens", "max_completion_tokens", "min_tokens", "min_completion_tokens", "n", "best_of")
 _LOGPROBS = ("logprobs", "top_logprobs")
+_LENGTHS = ("max_tokens", "max_completion_tokens", "min_tokens", "min_completion_tokens")
+_CHECKED_BY_P = (*_LENGTHS, *_LOGPROBS, "n", "best_of", "stream", "stream_options")
 _STOPS = ("stop", "stop_token_ids")
 _PREPARE_KEEPS = ("model", *CONSTRAINT_FIELDS)
 _PREPARE_KEEPS_WITH_TOOL = (*_PREPARE_KEEPS, "tools", "tool_choice", "parallel_tool_calls")
@@ -75,13 +85,14 @@ def _send_decode_fields(edited: dict[str, bytes | msgspec.Raw], fields: Fields) 
 
 
 def _strip_constraint(edited: dict[str, bytes | msgspec.Raw], rules: LegRules) -> None:
-    if rules.constraint_in_prompt:
+    if not rules.constraint_in_prompt:
+        for name in CONSTRAINT_FIELDS:
+            edited.pop(name, None)
+        if forces_tool(edited):
+            del edited["tool_choice"]
+    # Strict tools are prompt and constraint in one: they stay.
+    if rules.constraint_in_prompt or (rules.our_engines and keeps_own_calls(edited)):
         edited[KV_PARAMS] = ASK_FOR_KV_IGNORING_CONSTRAINT
-        return
-    for name in CONSTRAINT_FIELDS:
-        edited.pop(name, None)
-    if forces_tool(edited):
-        del edited["tool_choice"]
 
 
 def decode_body(fields: Fields, kv_params: bytes | None) -> bytes:
@@ -96,7 +107,8 @@ def decode_body(fields: Fields, kv_params: bytes | None) -> bytes:
 
 def prepare_body(fields: Fields) -> bytes:
     """The prepare leg: what D's grammar depends on, and no prompt."""
-    keeps = _PREPARE_KEEPS_WITH_TOOL if forces_tool(fields) else _PREPARE_KEEPS
+    has_tools = forces_tool(fields) or keeps_own_calls(fields)
+    keeps = _PREPARE_KEEPS_WITH_TOOL if has_tools else _PREPARE_KEEPS
     return render({name: fields[name] for name in keeps if name in fields})
 
 

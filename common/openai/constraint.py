@@ -1,4 +1,4 @@
-"""The constraint in a body: `response_format`, `structured_outputs`, `guided_*` or a forced `tool_choice`.
+"""The constraint in a body: `response_format`, `structured_outputs`, `guided_*`, a forced `tool_choice`, strict tools.
 
 Owns: reading exactly one constraint out of the body and naming the field that is wrong (journey rows 1, 3a, 5).
 Does not know: what can be compiled or enforced; that is the grammar service's to say. Field names are vLLM 0.32's.
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from common.errors import ConstraintRejected
+from common.openai.tool_calls import ToolTags, own_calls_tag
 from common.openai.tool_constraint import forced_tool_schema
 from common.wire.constraint import Constraint, ConstraintKind
 
@@ -29,11 +30,15 @@ _OPTIONS = frozenset(
 _RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
-def parse_constraint(fields: Mapping[str, Any]) -> Constraint | None:
+def parse_constraint(fields: Mapping[str, Any], tags: ToolTags | None = None) -> Constraint | None:
     """The one constraint of a body, or None.
+
+    Calls of the model's own accord (`tool_choice: auto`) are constrained only where nothing else is: under a
+    constraint on the whole output no call can begin.
 
     Args:
         fields: the decoded body, or those of its fields that say a constraint.
+        tags: how the served model encloses calls of its own accord; None when that is not known.
 
     Raises:
         ConstraintRejected: mistyped, empty or contradictory; `param` is the field.
@@ -51,7 +56,7 @@ def parse_constraint(fields: Mapping[str, Any]) -> Constraint | None:
     if len(found) > 1:
         names = ", ".join(f"`{constraint.field}`" for constraint in found)
         raise ConstraintRejected(f"{names} each constrain the output; at most one may", found[1].field)
-    return found[0] if found else None
+    return found[0] if found else _from_own_calls(fields, tags)
 
 
 def _from_response_format(value: object) -> Constraint | None:
@@ -123,6 +128,16 @@ def _from_tools(fields: Mapping[str, object]) -> Constraint | None:
         return None
     value = _encode(schema, "tools")
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, value=value, from_tool=True, field="tool_choice")
+
+
+def _from_own_calls(fields: Mapping[str, object], tags: ToolTags | None) -> Constraint | None:
+    if fields.get("tool_choice") == "none":
+        return None
+    tag = own_calls_tag(fields.get("tools"), fields.get("parallel_tool_calls"), tags)
+    if tag is None:
+        return None
+    value = _encode(tag, "tools")
+    return Constraint(kind=ConstraintKind.STRUCTURAL_TAG, value=value, from_tool=True, field="tools")
 
 
 def _options(body: Mapping[str, object], field: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@
     required  [{"name": <a tool's>, "parameters": <its arguments>}, ...], one or more; one if calls are not parallel
 
 Owns: those two forms (vLLM 0.32's) and keeping `$ref` inside a tool's parameters pointing where it did.
-Does not know: how a model writes calls of its own accord (the tool parsers).
+Does not know: calls a model writes of its own accord (`tool_calls`).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ Schema = Mapping[str, object]
 _NOT_SCHEMAS = frozenset({"enum", "const", "default", "examples", "example"})
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 """Keywords whose value maps names of the author's own to schemas."""
-_ANY_ARGUMENTS: Schema = {"type": "object"}
+ANY_ARGUMENTS: Schema = {"type": "object"}
+"""What a tool without `parameters` takes."""
 
 
 def forced_tool_schema(tools: object, choice: object, parallel: object) -> Schema | None:
@@ -32,7 +33,7 @@ def forced_tool_schema(tools: object, choice: object, parallel: object) -> Schem
     """
     if choice is None or choice in ("none", "auto"):
         return None
-    parameters = _parameters_by_name(tools)
+    parameters = parameters_by_name(tools)
     if not parameters:
         raise ConstraintRejected("`tool_choice` needs `tools`", "tool_choice")
     if choice == "required":
@@ -84,7 +85,12 @@ def _moved(schema: object, place: str) -> object:
     return moved
 
 
-def _parameters_by_name(tools: object) -> dict[str, Schema]:
+def parameters_by_name(tools: object) -> dict[str, Schema]:
+    """Each tool's name and the schema of its arguments, in order.
+
+    Raises:
+        ConstraintRejected: mistyped, nameless, or two of one name.
+    """
     if tools is None:
         return {}
     if not isinstance(tools, list | tuple):
@@ -101,7 +107,7 @@ def _parameters_by_name(tools: object) -> dict[str, Schema]:
         schema = function.get("parameters")
         if schema is not None and not isinstance(schema, Mapping):
             raise ConstraintRejected("`parameters` is a JSON schema", f"{field}.function.parameters")
-        parameters[name] = schema or _ANY_ARGUMENTS
+        parameters[name] = schema or ANY_ARGUMENTS
     return parameters
 
 

@@ -150,7 +150,7 @@ class Intake:
         """The constraint to enforce, refused here when that is cheap to see."""
         if intent.ignores_constraint:
             return None
-        constraint = parse_constraint(body)
+        constraint = parse_constraint(body, self._model.tools)
         if constraint is not None:
             self._grammars.check(constraint)
         return constraint

@@ -33,7 +33,7 @@ class PrepareRoute:
         parts = self._surface.require()
         body = await http.read()
         parts.model.require(requests.read(body, requests.PrepareFields).model)
-        constraint = parse_constraint(requests.read_mapping(body))
+        constraint = parse_constraint(requests.read_mapping(body), parts.model.tools)
         if constraint is None:
             raise InvalidRequest("the body holds no constraint to prepare", param="response_format")
         parts.grammars.check(constraint)

@@ -91,16 +91,21 @@ def as_lark(form: Schema, options: Mapping[str, object]) -> tuple[str, tuple[Sch
         options: llguidance's options for the JSON inside.
     """
     triggers, tags = form.get("triggers"), form.get("tags")
-    if form.get("type") != "triggered_tags" or set(form) - {"type", "triggers", "tags"}:
+    if form.get("type") != "triggered_tags" or set(form) - {"type", "triggers", "tags", "stop_after_first"}:
         return None
     if not isinstance(triggers, list) or not isinstance(tags, list) or not 0 < len(tags) <= _MAX_TAGS:
+        return None
+    only_one = form.get("stop_after_first", False)
+    if not isinstance(only_one, bool):
         return None
     parsed = [_parse_tag(tag, triggers) for tag in tags]
     known = [tag for tag in parsed if tag is not None]
     if len(known) < len(parsed):
         return None
     names = " | ".join(f"tag_{index}" for index in range(len(known)))
-    lines = ["%llguidance {}", f"start: ({names})* TEXT", r"TEXT: /(.|\n)*/"]
+    # After the last call there is text without a trigger, or nothing: a trigger always begins another call.
+    start = f"start: TEXT | ({names})" if only_one else f"start: ({names})* TEXT"
+    lines = ["%llguidance {}", start, r"TEXT: /(.|\n)*/"]
     schemas: list[Schema] = []
     for index, (trigger, rest, schema, end) in enumerate(known):
         normal = normalise(schema)

@@ -4,20 +4,10 @@ Owns: the shapers for a named tool, for required tools, and for calls a model wr
 Does not know: JSON (call_scanner), how the grammar forced the form.
 """
 
-from dataclasses import dataclass
-
 from common.errors import StartupError
+from common.openai.tool_calls import ToolTags
 from common.serving.shaping.call_scanner import CallScanner
 from common.serving.shaping.pieces import ContentPiece, Piece, ToolCallPiece, held_back
-
-
-@dataclass(frozen=True, slots=True)
-class ToolTags:
-    """What a model writes around one call."""
-
-    start: str
-    end: str
-
 
 _TAGS = {
     "hermes": ToolTags("<tool_call>", "</tool_call>"),

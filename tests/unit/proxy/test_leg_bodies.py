@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.clock import Deadline, ManualClock
-from proxy.call import Call, constraint_kind, make_call, parse_fields, render
+from proxy.call import CHAT_PATH, Call, constraint_kind, make_call, parse_fields, render
 from proxy.leg_bodies import LegRules, decode_body, prefill_body, prepare_body, warm_up_leg
 
 JSON = st.recursive(
@@ -67,6 +67,35 @@ def test_the_older_spellings_of_a_constraint_are_stripped_from_p_and_prepared_on
     parsed = parse_fields(f'{{"model":"m","{name}":"x"}}'.encode())
     assert name not in json.loads(prefill_body(parsed, LegRules()))
     assert json.loads(prepare_body(parsed))[name] == "x"
+
+
+STRICT = b'[{"type":"function","function":{"name":"f","strict":true}}]'
+
+
+@pytest.mark.parametrize(
+    "choice", [b"", b',"tool_choice":"auto"', b',"tool_choice":null', b',"tool_choice":"required"']
+)
+def test_strict_tools_shape_p_s_prompt_but_p_need_not_keep_them(choice: bytes) -> None:
+    parsed = parse_fields(b'{"model":"m","tools":' + STRICT + choice + b"}")
+    assert constraint_kind(parsed, CHAT_PATH) == "tool"
+    leg = json.loads(prefill_body(parsed, LegRules()))
+    assert leg["tools"] == json.loads(STRICT)
+    assert leg["kv_transfer_params"]["constraint"] == "ignore"
+    assert "constraint" not in json.loads(prefill_body(parsed, LegRules(our_engines=False)))["kv_transfer_params"]
+    assert json.loads(prepare_body(parsed))["tools"] == json.loads(STRICT)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'{"tools":[{"function":{"name":"strict"}}]}',
+        b'{"tools":[{"function":{"name":"f","strict":false}}]}',
+        b'{"tools":"strict"}',
+        b'{"tool_choice":"none","tools":' + STRICT + b"}",
+    ],
+)
+def test_tools_that_are_not_strict_constrain_nothing_of_their_own(fields: bytes) -> None:
+    assert constraint_kind(parse_fields(fields), CHAT_PATH) is None
 
 
 def test_naive_legs_keep_every_constraint() -> None:
