@@ -56,7 +56,7 @@ class KvCacheManager:
         self._pool = BlockPool(num_blocks)
         self._cache = PrefixCache()
         self._enable_prefix_cache = enable_prefix_cache
-        self._holdings: dict[RequestId, Holding] = {}
+        self._holdings: set[Holding] = set()
         self._pinned: dict[LeaseId, list[BlockId]] = {}
 
     @property
@@ -107,7 +107,7 @@ class KvCacheManager:
             self._pool.hold(block_id)
         holding.table.extend(prefix)
         holding.num_entered = len(prefix)
-        self._holdings[holding.key] = holding
+        self._holdings.add(holding)
         self._grow(holding, num_tokens)
 
     def try_grow(self, holding: Holding, num_tokens: int) -> bool:
@@ -147,7 +147,7 @@ class KvCacheManager:
 
     def free(self, holding: Holding) -> None:
         """Give back every block of the sequence; the last token's block is reused first. Idempotent."""
-        self._holdings.pop(holding.key, None)
+        self._holdings.discard(holding)
         self._release(holding.table.clear())
         holding.num_entered = 0
 
@@ -181,7 +181,7 @@ class KvCacheManager:
         Raises:
             Bug: a block leaked or was given back twice, or the prefix cache contradicts itself.
         """
-        held = [block_id for holding in self._holdings.values() for block_id in holding.table.slice(0)]
+        held = [block_id for holding in self._holdings for block_id in holding.table.slice(0)]
         held += [block_id for block_ids in self._pinned.values() for block_id in block_ids]
         self._pool.check_integrity(held)
         self._cache.check_integrity()

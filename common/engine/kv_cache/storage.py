@@ -1,9 +1,11 @@
-"""The bytes of the KV cache: one page-aligned tensor on the device, block-major.
+"""The bytes of the KV cache: one page-aligned tensor on the device, block-major, on large pages where there are such.
 
 Journey rows 4, 7, 8. Owns: the allocation, its layout for readers in other processes, copies of whole blocks.
 Does not know: which block belongs to whom.
 """
 
+import contextlib
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ from common.errors import StartupError
 from common.wire.kv_layout import KvLayout
 
 PAGE_BYTES = 4096
+LARGE_PAGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +72,14 @@ class KvCacheStorage:
     def __init__(self, num_blocks: int, shape: KvShape, device: torch.device) -> None:
         self.shape = shape
         total_bytes = num_blocks * shape.block_bytes
+        page_bytes = LARGE_PAGE_BYTES if device.type == "cpu" else PAGE_BYTES
         try:
-            self._raw = torch.zeros(total_bytes + PAGE_BYTES, dtype=torch.uint8, device=device)
-        except (RuntimeError, MemoryError) as error:  # torch reports both kinds of "no memory" as RuntimeError
+            raw = _zeros(total_bytes + page_bytes, device)
+        except (RuntimeError, MemoryError, OSError, OverflowError) as error:  # torch's "no memory" is a RuntimeError
             raise StartupError(f"no memory for a KV cache of {total_bytes} bytes on {device}: {error}") from error
-        start = -self._raw.data_ptr() % PAGE_BYTES
+        start = -raw.data_ptr() % page_bytes
         block = (shape.num_layers, 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.tensor = self._raw[start : start + total_bytes].view(shape.dtype).view(num_blocks, *block)
+        self.tensor = raw[start : start + total_bytes].view(shape.dtype).view(num_blocks, *block)
 
     @classmethod
     def allocate(cls, config: EngineConfig, shape: KvShape, device: torch.device) -> "KvCacheStorage":
@@ -121,3 +125,19 @@ class KvCacheStorage:
         """Wait until the device has done everything asked of it, so that others may write into freed blocks."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
+
+
+def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """`num_bytes` zero bytes; memory of the host is taken page by page as it is written, and freed with the tensor.
+
+    Blocks of a sequence lie scattered over the cache: on pages of 4 KB, attention waits for the TLB.
+
+    Raises:
+        RuntimeError, MemoryError, OSError, OverflowError: there is too little.
+    """
+    if device.type != "cpu":
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):  # a system without large pages keeps the usual ones
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,9 +1,12 @@
+import gc
+from pathlib import Path
+
 import pytest
 import torch
 
 from common.config.engine import EngineConfig
 from common.engine.kv_cache.manager import BlockCopy
-from common.engine.kv_cache.storage import PAGE_BYTES, KvCacheStorage, KvShape, resolve_num_blocks
+from common.engine.kv_cache.storage import LARGE_PAGE_BYTES, PAGE_BYTES, KvCacheStorage, KvShape, resolve_num_blocks
 from common.errors import StartupError
 from common.ids import BlockId
 
@@ -48,3 +51,27 @@ def test_memory_for_less_than_one_block_is_refused_with_both_numbers() -> None:
 def test_a_device_without_enough_memory_is_one_clear_error() -> None:
     with pytest.raises(StartupError, match="no memory"):
         KvCacheStorage(1 << 50, SHAPE, CPU)
+
+
+def test_a_cache_on_the_host_asks_for_large_pages_and_gives_its_memory_back() -> None:
+    shape = KvShape(num_layers=1, block_size=16, num_kv_heads=1, head_dim=LARGE_PAGE_BYTES // 64, dtype=torch.float16)
+    storage = KvCacheStorage(7, shape, CPU)
+    address = storage.layout().base_address
+    assert address % LARGE_PAGE_BYTES == 0
+    assert "hg" in _flags_of_mapping(address)  # the kernel's name for "may be on large pages"
+    del storage
+    gc.collect()
+    assert _flags_of_mapping(address) == ()
+
+
+def _flags_of_mapping(address: int) -> tuple[str, ...]:
+    """What the kernel says about the mapping that holds `address`; nothing when there is none."""
+    is_it = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            begin, end = (int(part, 16) for part in words[0].split("-"))
+            is_it = begin <= address < end
+        elif is_it and words[0] == "VmFlags:":
+            return tuple(words[1:])
+    return ()
