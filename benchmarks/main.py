@@ -11,6 +11,7 @@ BENCHMARKS = {
     "engine": "TTFT, TPOT and throughput of one engine or a pair",
     "sampler": "the sampling pipeline, beside vLLM's Sampler",
     "grammar": "time to a grammar's first mask and what each backend enforces",
+    "itl": "inter-token latency of free streams beside slow masks and hostile constraints",
     "kv": "KV pulls beside a bare NIXL READ of the same bytes",
     "overhead": "what the proxy adds, with mock engines, beside other proxies",
     "roofline": "bytes and flops of a step against what this machine can do",

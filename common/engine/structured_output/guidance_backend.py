@@ -7,6 +7,7 @@ Does not know: caches, stop tokens beyond the canonical one, which constraints a
 from collections.abc import Sequence
 
 import llguidance
+import numpy as np
 
 from common.engine.structured_output.backend import BackendMatcher, FillRow
 from common.engine.structured_output.guidance_source import grammar_source
@@ -39,13 +40,20 @@ class _VocabularyAdapter:
 
 
 class GuidanceMatcher:
-    """One `LLMatcher`. A library error (fuel used up) makes every later answer "nothing allowed"."""
+    """One `LLMatcher`. A library error (fuel used up) makes every later answer "nothing allowed".
 
-    def __init__(self, native: llguidance.LLMatcher) -> None:
+    Args:
+        native: at the beginning.
+        first_mask: the mask there, int32 `[num_words]`: a first token need not wait for one.
+    """
+
+    def __init__(self, native: llguidance.LLMatcher, first_mask: Int32Array) -> None:
         self.native = native
+        self.known_mask: Int32Array | None = first_mask
 
     def consume(self, token_id: int) -> bool:
         """Advance by one token."""
+        self.known_mask = None
         return bool(self.native.try_consume_tokens([token_id]) == 1)
 
     def validate(self, token_ids: Sequence[int]) -> int:
@@ -62,11 +70,12 @@ class GuidanceMatcher:
 
 
 class GuidanceGrammar:
-    """A pristine matcher that requests copy; the copy shares the grammar's tables."""
+    """A pristine matcher that requests copy, and its first mask; the copy shares the grammar's tables."""
 
-    def __init__(self, pristine: llguidance.LLMatcher, num_bytes: int) -> None:
+    def __init__(self, pristine: llguidance.LLMatcher, first_mask: Int32Array, num_source_bytes: int) -> None:
         self._pristine = pristine
-        self._num_bytes = num_bytes
+        self._first_mask = first_mask
+        self._num_bytes = _MATCHER_BYTES + _BYTES_PER_GRAMMAR_BYTE * num_source_bytes + first_mask.nbytes
 
     @property
     def num_bytes(self) -> int:
@@ -75,7 +84,7 @@ class GuidanceGrammar:
 
     def start(self) -> GuidanceMatcher:
         """A copy at the beginning."""
-        return GuidanceMatcher(self._pristine.deep_copy())
+        return GuidanceMatcher(self._pristine.deep_copy(), self._first_mask)
 
 
 class GuidanceBackend:
@@ -92,9 +101,10 @@ class GuidanceBackend:
         self._tokenizer = _native_tokenizer(vocabulary)
         self._executor = llguidance.LLExecutor(num_threads)
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
+        self._num_words = vocabulary.num_words
 
     def compile(self, constraint: Constraint) -> GuidanceGrammar:
-        """Build the grammar and compute its first mask, so that the request's own first mask is warm.
+        """Build the grammar and compute its first mask.
 
         Raises:
             ConstraintRejected: refused by the library, over its limits, or nothing can be generated.
@@ -102,11 +112,11 @@ class GuidanceBackend:
         source = grammar_source(constraint)
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         self._refuse_on_error(matcher, constraint)
-        mask = matcher.compute_bitmask()
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)[: self._num_words]
         self._refuse_on_error(matcher, constraint)
-        if not any(mask) and not matcher.is_accepting():
+        if not mask.any() and not matcher.is_accepting():
             raise ConstraintRejected("no output can satisfy this constraint", constraint.field)
-        return GuidanceGrammar(matcher, _MATCHER_BYTES + _BYTES_PER_GRAMMAR_BYTE * len(source))
+        return GuidanceGrammar(matcher, mask, len(source))
 
     @staticmethod
     def _refuse_on_error(matcher: llguidance.LLMatcher, constraint: Constraint) -> None:
@@ -115,7 +125,13 @@ class GuidanceBackend:
 
     def fill(self, rows: Sequence[FillRow], bitmask: Int32Array) -> None:
         """Fill rows in parallel with the GIL released."""
-        pairs = [(self._native(row.matcher), row.row) for row in rows]
+        pairs = []
+        for row in rows:
+            matcher = _own(row.matcher)
+            if matcher.known_mask is not None:
+                bitmask[row.row] = matcher.known_mask
+            else:
+                pairs.append((matcher.native, row.row))
         words = bitmask.shape[1]
         if len(pairs) == 1:
             native, index = pairs[0]
@@ -126,11 +142,11 @@ class GuidanceBackend:
             if native.is_error():
                 bitmask[index] = 0
 
-    @staticmethod
-    def _native(matcher: BackendMatcher) -> llguidance.LLMatcher:
-        if not isinstance(matcher, GuidanceMatcher):
-            raise TypeError(f"not a matcher of this backend: {type(matcher).__name__}")
-        return matcher.native
+
+def _own(matcher: BackendMatcher) -> GuidanceMatcher:
+    if not isinstance(matcher, GuidanceMatcher):
+        raise TypeError(f"not a matcher of this backend: {type(matcher).__name__}")
+    return matcher
 
 
 def _native_tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
