@@ -144,7 +144,7 @@ class Drawer:
         """
         weights = torch.sub(logits, logits.amax(dim=1, keepdim=True), out=self._memory[: logits.shape[0]])
         if temperature is not None:
-            weights = weights.div_(temperature)
+            weights = weights.mul_(temperature.reciprocal())
         return self._whole_groups(weights.exp_())
 
     def _whole_groups(self, weights: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from common.engine.sampling.batch_state import AddedRow, IntArray
+from common.engine.sampling.cpu_kernels.library import DrawnRows
 from common.engine.sampling.cuts import Cuts
 from common.engine.sampling.draw import DrawChunk, as_index, chunks_of
 from common.engine.sampling.params import SamplingParams
@@ -34,9 +35,10 @@ class StepPlan:
         persistent: persistent row of each logits row, length R.
         host_rows: the same, int64 [R].
         index: the same, int64 [R] on the device.
-        any_greedy: whether some row takes its highest logit.
+        greedy_rows: logits rows that take their highest logit, int64 [g], host.
         chunks: the other rows, to be drawn.
         drawn_rows: all of them in the order of the chunks, int64 [n], host; `drawn` is the same as an index.
+        drawing: the same with their parameters, for the kernels.
         seed_keys: `mix64` of their seeds, uint64 [n], host.
         temperature: float32 [R, 1] on the device, 1.0 for greedy rows; None when all are 1.0.
         logprobs: per logits row, None where nothing is asked.
@@ -46,10 +48,11 @@ class StepPlan:
     persistent: tuple[int, ...]
     host_rows: IntArray
     index: torch.Tensor
-    any_greedy: bool
+    greedy_rows: IntArray
     chunks: tuple[DrawChunk, ...]
     drawn_rows: IntArray
     drawn: slice | torch.Tensor
+    drawing: DrawnRows
     seed_keys: Keys
     temperature: torch.Tensor | None
     logprobs: tuple[LogprobRequest | None, ...]
@@ -122,10 +125,11 @@ class RowParameters:
             persistent=tuple(rows),
             host_rows=host,
             index=self._to_device(host),
-            any_greedy=bool(greedy.any()),
+            greedy_rows=np.flatnonzero(greedy),
             chunks=tuple(chunks),
             drawn_rows=drawn_rows,
             drawn=as_index(drawn_rows, self._device) if drawn_rows.size else slice(0, 0),
+            drawing=DrawnRows(drawn_rows, np.reciprocal(scale[drawn_rows]), self._cuts(host[drawn_rows])),
             seed_keys=self._seed_key[host[drawn_rows]],
             temperature=None if (scale == 1).all() else self._to_device(scale).unsqueeze(1),
             logprobs=wants,
@@ -140,8 +144,11 @@ class RowParameters:
             rows=as_index(piece, self._device),
             num_rows=piece.size,
             temperature=None if (temperature == 1).all() else self._to_device(temperature).unsqueeze(1),
-            cuts=Cuts(self._top_k[rows], self._top_p[rows], self._min_p[rows]) if cuts else None,
+            cuts=self._cuts(rows) if cuts else None,
         )
+
+    def _cuts(self, rows: IntArray) -> Cuts:
+        return Cuts(self._top_k[rows], self._top_p[rows], self._min_p[rows])
 
     def _logprob_request(self, params: SamplingParams) -> LogprobRequest | None:
         if params.logprobs is None and params.logprob_token_ids is None:

@@ -14,6 +14,7 @@ import torch
 
 from common.engine.outputs import PositionLogprobs
 from common.engine.sampling.batch_state import AddedRow, BatchUpdate, LogitsRows
+from common.engine.sampling.cpu_kernels.library import kernels_for
 from common.engine.sampling.draw import Drawer
 from common.engine.sampling.grammar_mask import allows_only, apply_bitmask
 from common.engine.sampling.logprobs import position_logprobs
@@ -52,9 +53,10 @@ class Sampler:
         logprobs_mode: what `logprobs` reports.
         processors: loaded custom processors, run beside the built-in ones.
         markers: of thinking and tool calls, for `thinking_token_budget`; None when the model has no parser.
+        use_kernels: the compiled path, where there is one for the device; else torch, which draws the same tokens.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one switch beside what an engine is made of, for machines without a compiler
         self,
         vocab_size: int,
         max_rows: int,
@@ -63,6 +65,7 @@ class Sampler:
         processors: Sequence[LogitsProcessor] = (),
         *,
         markers: OutputMarkers | None = None,
+        use_kernels: bool = True,
     ) -> None:
         self._device = device
         self._mode = logprobs_mode
@@ -72,6 +75,7 @@ class Sampler:
         self._pipeline = Pipeline(context, processors, markers)
         self._drawer = Drawer(vocab_size, device)
         self._raw_memory = torch.empty(0, vocab_size, device=device)
+        self._kernels = kernels_for(device) if use_kernels else None
         self._plan: StepPlan | None = None
 
     def update_batch(self, update: BatchUpdate) -> None:
@@ -108,7 +112,7 @@ class Sampler:
         logits = logits.contiguous()
         where = self._locate(plan, bitmask, masked_rows, drafts)
         if bitmask is not None and masked_rows:
-            apply_bitmask(logits, bitmask, masked_rows)
+            self._mask(logits, bitmask, masked_rows)
         raw = self._raw(logits, plan)
         logits = self._pipeline.change_argmax(logits, where)
         logits, token_ids, usable = self._draw(logits, where, plan)
@@ -172,6 +176,12 @@ class Sampler:
         )
         return replace(rows, must_stop=must_stop) if must_stop else rows
 
+    def _mask(self, logits: torch.Tensor, bitmask: torch.Tensor, masked_rows: Sequence[int]) -> None:
+        if self._kernels is None:
+            apply_bitmask(logits, bitmask, masked_rows)
+        else:
+            self._kernels.mask(logits, bitmask, np.asarray(masked_rows, dtype=np.int64))
+
     def _raw(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor | None:
         """Logits float32 [n, vocab_size] to report as they are now; a copy only where something will change them."""
         if plan.logprob_rows is None or self._mode.startswith("processed"):
@@ -187,20 +197,23 @@ class Sampler:
         self, logits: torch.Tensor, rows: LogitsRows, plan: StepPlan
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Processed logits float32 [R, vocab_size], tokens int64 [R], and which rows had any, bool [R]."""
-        num_rows = logits.shape[0]
-        if plan.any_greedy:
+        token_ids = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
+        usable = torch.zeros(logits.shape[0], dtype=torch.bool, device=logits.device)
+        if plan.greedy_rows.size and self._kernels is not None:
+            self._kernels.highest(logits, plan.greedy_rows, token_ids, usable)
+        elif plan.greedy_rows.size:
             token_ids, usable = _highest(logits)
-        else:
-            token_ids = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
-            usable = torch.zeros(num_rows, dtype=torch.bool, device=logits.device)
         if not plan.chunks:
             return logits, token_ids, usable
         logits, is_scaled = self._pipeline.change_random(logits, rows, plan)
         report_processed = plan.logprob_rows is not None and self._mode.startswith("processed")
         keys = row_keys(plan.seed_keys, rows.positions[plan.drawn_rows])
-        token_ids[plan.drawn], usable[plan.drawn] = self._drawer.draw(
-            logits, plan.chunks, keys, is_scaled=is_scaled, report_processed=report_processed
-        )
+        if self._kernels is not None and not report_processed:
+            self._kernels.draw(logits, plan.drawing, keys, (token_ids, usable), is_scaled=is_scaled)
+        else:
+            token_ids[plan.drawn], usable[plan.drawn] = self._drawer.draw(
+                logits, plan.chunks, keys, is_scaled=is_scaled, report_processed=report_processed
+            )
         return logits, token_ids, usable
 
     def _report(

@@ -56,20 +56,23 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))
 
 
-def build_key(flags: frozenset[str]) -> str:
+def build_key(flags: frozenset[str], sources: Path = SOURCES) -> str:
     """Names a build: 16 hex digits over the CPU's flags, the compiler's flags and every source file."""
     digest = hashlib.sha256(" ".join([*sorted(flags), *FLAGS]).encode())
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted(sources.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def ensure_built(folders: Sequence[Path] | None = None, compilers: Sequence[str] = COMPILERS) -> Path:
+def ensure_built(
+    folders: Sequence[Path] | None = None, compilers: Sequence[str] = COMPILERS, sources: Path = SOURCES
+) -> Path:
     """The library for this machine, compiled now if nobody has.
 
     Args:
         folders: where to look, then to write; default `cache_folders()`.
         compilers: commands to try, the first one found is used.
+        sources: folder of its headers and .cpp files.
 
     Raises:
         CannotBuild: wrong machine, no compiler, no writable folder, or the compiler failed.
@@ -78,7 +81,7 @@ def ensure_built(folders: Sequence[Path] | None = None, compilers: Sequence[str]
     if missing := NEEDED_CPU_FLAGS - flags:
         raise CannotBuild(f"CPU kernels need {', '.join(sorted(missing))}, which this machine does not have")
     places = cache_folders() if folders is None else tuple(folders)
-    name = f"pd_kernels-{build_key(flags)}.so"
+    name = f"pd_kernels-{build_key(flags, sources)}.so"
     for folder in places:
         if (folder / name).is_file():
             return folder / name
@@ -89,7 +92,7 @@ def ensure_built(folders: Sequence[Path] | None = None, compilers: Sequence[str]
     with _locked(target.with_suffix(".lock")):
         if not target.is_file():
             log.info("cpu_kernels.compiling", compiler=compiler, to=str(target), usual_s=15)
-            _compile(compiler, target)
+            _compile(compiler, sources, target)
     return target
 
 
@@ -111,10 +114,10 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: str, sources: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         output = Path(folder) / target.name
-        command = [compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(output)]
+        command = [compiler, *FLAGS, *map(str, sorted(sources.glob("*.cpp"))), "-o", str(output)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,0 +1,107 @@
+// Vectors of 16 floats and of 8 doubles or integers, and the elementwise functions sampling needs.
+//
+// Written with the compiler's vector extensions: one register each with AVX-512, two with AVX2, the same results.
+// FMA contraction (-ffp-contract=fast) is relied on in the polynomials.
+#pragma once
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace pd {
+
+constexpr int LANES = 16;
+constexpr int HALF = 8;
+
+typedef float f16 __attribute__((vector_size(64)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+typedef float f16_mem __attribute__((vector_size(64), aligned(4), may_alias));
+typedef double d8 __attribute__((vector_size(64)));
+typedef int64_t i8 __attribute__((vector_size(64)));
+typedef uint64_t u8 __attribute__((vector_size(64)));
+typedef float f8 __attribute__((vector_size(32)));
+typedef float f8_mem __attribute__((vector_size(32), aligned(4), may_alias));
+
+static inline f16 load(const float* p) { return *(const f16_mem*)p; }
+static inline void store(float* p, f16 v) { *(f16_mem*)p = v; }
+static inline f16 larger(f16 a, f16 b) { return a > b ? a : b; }
+
+// Bit i is set where lane i of `a` is at least `b`.
+static inline uint32_t at_least(f16 a, f16 b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+#else
+  const __m256* x = (const __m256*)&a;
+  const __m256* y = (const __m256*)&b;
+  return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(x[0], y[0], _CMP_GE_OQ))) |
+         uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(x[1], y[1], _CMP_GE_OQ))) << 8;
+#endif
+}
+
+static inline float max_of(f16 v) {
+  float best = v[0];
+  for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+static inline float sum_of(f16 v) {
+  float a[LANES];
+  std::memcpy(a, &v, sizeof a);
+  for (int width = LANES / 2; width; width >>= 1)
+    for (int i = 0; i < width; i++) a[i] += a[i + width];
+  return a[0];
+}
+
+// exp of x <= 0, at most 2 ulp off; 0 below -87, where single precision ends. NaN stays NaN.
+// Range reduction to [-ln2/2, ln2/2] and a degree-6 polynomial with Cephes' coefficients.
+static inline f16 exp_lanes(f16 x) {
+  const f16 lowest = f16{} - 87.0f;
+  const f16 clamped = x < lowest ? lowest : x;
+  const f16 magic = f16{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const f16 n = (clamped * 1.44269504088896341f + magic) - magic;
+  f16 r = clamped - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  f16 p = f16{} + 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const i16 exponent = (__builtin_convertvector(n, i16) + 127) << 23;
+  const f16 value = p * (f16)exponent;
+  return x < lowest ? f16{} : value;
+}
+
+// log of normal doubles in (0, 1], less than 1 ulp off: fdlibm's reduction to [sqrt(1/2), sqrt(2)) and its polynomial.
+static inline d8 log_lanes(d8 x) {
+  i8 bits = (i8)x;
+  const i8 offset = i8{} + 0x3fe6a09e667f3bcdLL;  // bits of sqrt(1/2)
+  const i8 exponent = (bits - offset) >> 52;
+  const d8 k = __builtin_convertvector(exponent, d8);
+  const d8 f = (d8)(bits - (exponent << 52)) - 1.0;
+  const d8 s = f / (f + 2.0), z = s * s, w = z * z;
+  const d8 odd = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
+  const d8 even = z * (6.666666666666735130e-01 +
+                       w * (2.857142874366239149e-01 + w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+  const d8 half_square = 0.5 * f * f;
+  return k * 6.93147180369123816490e-01 -
+         ((half_square - (s * (half_square + (odd + even)) + k * 1.90821492927058770002e-10)) - f);
+}
+
+constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15ULL;
+
+// random.py's noise, the same bits: Exp(1) of (key, id), for eight ids.
+static inline f8 noise_lanes(uint64_t key, u8 ids) {
+  u8 v = key + (ids + 1) * GOLDEN;
+  v ^= v >> 33;
+  v *= 0xFF51AFD7ED558CCDULL;
+  v ^= v >> 33;
+  v *= 0xC4CEB9FE1A85EC53ULL;
+  v ^= v >> 33;
+  const d8 uniform = (__builtin_convertvector((i8)(v >> 11), d8) + 0.5) * 0x1p-53;
+  return __builtin_convertvector(-log_lanes(uniform), f8);
+}
+
+}  // namespace pd

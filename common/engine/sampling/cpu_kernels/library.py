@@ -1,0 +1,134 @@
+"""The compiled steps of sampling as Python calls them; calls release the GIL and stay on the calling thread.
+
+Owns: the signatures of csrc/sampler.cpp and the loaded library. Building is `common.engine.model.cpu_kernels.build`'s.
+"""
+
+import ctypes
+from ctypes import c_int64, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+import torch
+
+from common.engine.model.cpu_kernels.build import CannotBuild, ensure_built
+from common.engine.sampling.batch_state import IntArray
+from common.engine.sampling.cuts import Cuts
+from common.engine.sampling.random import Keys
+
+SOURCES = Path(__file__).parent / "csrc"
+SIGNATURES: dict[str, list[type]] = {
+    "pd_mask": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64],
+    "pd_highest": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
+    "pd_draw": [c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 7],
+    "pd_noise": [c_uint64, c_uint64, c_int64, c_void_p],
+}
+_LOG = structlog.get_logger(__name__)
+
+
+class DrawnRows:
+    """Logits rows to draw from and their parameters, laid out for the library once per plan.
+
+    Args:
+        rows: logits rows, int64 [n].
+        inverse_temperature: float32 [n].
+        cuts: of these rows.
+    """
+
+    def __init__(self, rows: IntArray, inverse_temperature: npt.NDArray[np.float32], cuts: Cuts) -> None:
+        unscaled = np.ones_like(inverse_temperature)
+        arrays = (rows, inverse_temperature, unscaled, cuts.top_k, cuts.top_p, cuts.min_p)
+        self._kept = tuple(np.ascontiguousarray(array) for array in arrays)
+        self.count = len(rows)
+        self.rows, inverse, ones, *cut = (array.ctypes.data for array in self._kept)
+        self.scaling = (inverse, *cut)
+        self.without_scaling = (ones, *cut)
+
+
+class SamplingKernels:
+    """What `common.engine.sampling.sampler` calls instead of torch; logits are contiguous float32 CPU [R, vocab_size].
+
+    Raises:
+        CannotBuild: there is no library here.
+    """
+
+    def __init__(self) -> None:
+        self._library = _load()
+
+    def mask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: IntArray) -> None:
+        """Set the logits of forbidden tokens to -inf, in place; bitmask int32 CPU [M, W] is that of `rows` [M]."""
+        bitmask = bitmask.contiguous()
+        self._library.pd_mask(
+            logits.data_ptr(), logits.shape[1], rows.ctypes.data, len(rows), bitmask.data_ptr(), bitmask.shape[1]
+        )
+
+    def highest(self, logits: torch.Tensor, rows: IntArray, tokens: torch.Tensor, usable: torch.Tensor) -> None:
+        """First highest token of each of `rows` into `tokens` int64 [R], and whether there is one into bool [R]."""
+        self._library.pd_highest(
+            logits.data_ptr(), logits.shape[1], rows.ctypes.data, len(rows), tokens.data_ptr(), usable.data_ptr()
+        )
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        drawn: DrawnRows,
+        keys: Keys,
+        out: tuple[torch.Tensor, torch.Tensor],
+        *,
+        is_scaled: bool,
+    ) -> None:
+        """Draw a token for each of the drawn rows.
+
+        Args:
+            logits: not changed.
+            drawn: which rows, n of them.
+            keys: uint64 [n] from `row_keys`.
+            out: tokens int64 [R] and usable bool [R]; only the drawn rows are written.
+            is_scaled: the temperature has been applied already.
+        """
+        tokens, usable = out
+        inverse, *cuts = drawn.without_scaling if is_scaled else drawn.scaling
+        self._library.pd_draw(
+            logits.data_ptr(),
+            logits.shape[1],
+            drawn.rows,
+            drawn.count,
+            keys.ctypes.data,
+            inverse,
+            *cuts,
+            tokens.data_ptr(),
+            usable.data_ptr(),
+        )
+
+    def noise(self, key: int, first_id: int, count: int) -> npt.NDArray[np.float32]:
+        """`random.exponential_noise` of one key and ids from `first_id` on, float32 [count]."""
+        out = np.empty(count, dtype=np.float32)
+        self._library.pd_noise(key, first_id, count, out.ctypes.data)
+        return out
+
+
+@cache
+def kernels_for(device: torch.device) -> SamplingKernels | None:
+    """The kernels where logits on `device` can use them; None (logged once, with the reason) means torch."""
+    if device.type != "cpu":
+        return None
+    try:
+        return SamplingKernels()
+    except CannotBuild as error:
+        _LOG.warning("sampling_kernels.unavailable", reason=str(error), fallback="torch")
+        return None
+
+
+@cache
+def _load() -> ctypes.CDLL:
+    path = ensure_built(sources=SOURCES)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CannotBuild(f"sampling kernels: {path} does not load: {error}") from error
+    for name, arguments in SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = None, arguments
+    return library

@@ -1,0 +1,114 @@
+"""The compiled path samples the same tokens as the torch path, which is held to the definitions elsewhere."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.engine.model.cpu_kernels.build import NEEDED_CPU_FLAGS, cpu_flags
+from common.engine.sampling.batch_state import BatchUpdate
+from common.engine.sampling.cpu_kernels.library import SamplingKernels, kernels_for
+from common.engine.sampling.grammar_mask import apply_bitmask
+from common.engine.sampling.params import SamplingParams
+from common.engine.sampling.race import FIRST_GROUP_ID
+from common.engine.sampling.random import exponential_noise, mix64
+from common.engine.sampling.sampler import SampleOutput, Sampler
+from tests.support.sampling_batch import CPU, added
+
+pytestmark = pytest.mark.skipif(not cpu_flags() >= NEEDED_CPU_FLAGS, reason="the kernels need AVX2, FMA and F16C")
+SHAPES = ["flat", "peaked", "tied", "masked", "extreme"]
+
+
+def logits_of(rng: np.random.Generator, shape: str, num_rows: int, vocab_size: int) -> torch.Tensor:
+    values = rng.normal(0, 3, (num_rows, vocab_size)).astype(np.float32)
+    if shape == "flat":
+        values *= 0.01
+    elif shape == "peaked":
+        values -= 1.8 * np.log1p(rng.permuted(np.tile(np.arange(vocab_size), (num_rows, 1)), axis=1))
+    elif shape == "tied":
+        values = np.round(values)
+    elif shape == "masked":
+        values[rng.random(values.shape) < 0.9] = -np.inf
+        values[:, 0] = 0.0
+    elif shape == "extreme":
+        values *= 1e4
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def params_of(rng: np.random.Generator, vocab_size: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=float(rng.choice([0.0, 0.01, 0.3, 1.0, 2.0], p=[0.1, 0.1, 0.2, 0.3, 0.3])),
+        top_k=int(rng.choice([0, 1, 2, 50, vocab_size // 2, vocab_size - 1])),
+        top_p=float(rng.choice([1.0, 0.01, 0.5, 0.9, 0.9999])),
+        min_p=float(rng.choice([0.0, 0.001, 0.1, 1.0], p=[0.5, 0.2, 0.2, 0.1])),
+    )
+
+
+def sampled(logits: torch.Tensor, params: list[SamplingParams], *, use_kernels: bool) -> SampleOutput:
+    sampler = Sampler(logits.shape[1], len(params), CPU, use_kernels=use_kernels)
+    rows = tuple(added(row, each, seed=row) for row, each in enumerate(params))
+    sampler.update_batch(BatchUpdate(added=rows))
+    return sampler.sample(logits.clone(), range(len(params)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    vocab_size=st.one_of(st.integers(1, 400), st.sampled_from([128, 1024, 4999, 20001])),
+    shape=st.sampled_from(SHAPES),
+    seed=st.integers(0, 1 << 32),
+)
+def test_the_compiled_path_samples_the_same_tokens_as_torch(vocab_size: int, shape: str, seed: int):
+    rng = np.random.default_rng(seed)
+    params = [params_of(rng, vocab_size) for _ in range(12)]
+    logits = logits_of(rng, shape, len(params), vocab_size)
+    compiled, torch_path = (sampled(logits, params, use_kernels=use) for use in (True, False))
+    assert compiled.failed_rows == torch_path.failed_rows
+    assert compiled.token_ids == torch_path.token_ids
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 63, 64, 199, 200])
+def test_one_logit_that_is_no_number_fails_its_row_on_both_paths(value: float, place: int):
+    params = [SamplingParams(temperature=temperature, top_k=top_k) for temperature in (0.0, 1.0) for top_k in (0, 5)]
+    logits = torch.randn(5, 201, generator=torch.Generator().manual_seed(1))
+    logits[:4, place] = value
+    for use_kernels in (True, False):
+        output = sampled(logits, [*params, SamplingParams()], use_kernels=use_kernels)
+        assert output.failed_rows == {0, 1, 2, 3}
+
+
+def test_the_noise_has_the_same_bits_as_numpys():
+    key = mix64(7)
+    for first in (0, FIRST_GROUP_ID):
+        ids = np.arange(first, first + 100_003, dtype=np.uint64)
+        expected = exponential_noise(np.array([key], dtype=np.uint64), ids)[0]
+        assert np.array_equal(SamplingKernels().noise(key, first, ids.size), expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(vocab_size=st.integers(1, 300), num_masked=st.integers(0, 4), seed=st.integers(0, 1 << 32))
+def test_masks_forbid_the_same_tokens_as_torch(vocab_size: int, num_masked: int, seed: int):
+    rng = np.random.default_rng(seed)
+    words = rng.choice([0, 0xFFFF_FFFF, 0x5555_5555, 1 << 31], (num_masked, (vocab_size + 31) // 32 + 1)).astype(
+        np.uint32
+    )
+    bitmask = torch.from_numpy(words.view(np.int32))
+    rows = rng.permutation(5)[:num_masked]
+    logits = torch.from_numpy(rng.normal(size=(5, vocab_size)).astype(np.float32))
+    expected = logits.clone()
+    if num_masked:
+        apply_bitmask(expected, bitmask, rows.tolist())
+    SamplingKernels().mask(logits, bitmask, rows.astype(np.int64))
+    assert torch.equal(logits, expected)
+
+
+def test_rows_of_the_result_that_nobody_asked_for_stay_as_they_are():
+    tokens, usable = torch.full((4,), 77), torch.zeros(4, dtype=torch.bool)
+    SamplingKernels().highest(torch.eye(4, 9), np.array([3, 1]), tokens, usable)
+    assert tokens.tolist() == [77, 1, 77, 3]
+    assert usable.tolist() == [False, True, False, True]
+
+
+def test_other_devices_have_no_kernels():
+    assert kernels_for(torch.device("meta")) is None
