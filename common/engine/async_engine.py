@@ -51,6 +51,7 @@ class _Add:
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_id: RequestId
+    index: int | None = None
 
 
 class OutputStream:
@@ -111,6 +112,14 @@ class OutputStream:
         if self._open:
             self._open.clear()
             self._engine.leave(self)
+
+    def end_choice(self, index: int) -> None:
+        """The reader has no use for the rest of one choice (a stop string): free what it holds, its siblings go on.
+
+        Its last delta, ABORTED, still comes.
+        """
+        if index in self._open:
+            self._engine.abort(self.request_id, index)
 
     def push(self, delta: TokenDelta) -> bool:
         """Take a delta from the engine; returns whether that was the last one."""
@@ -182,10 +191,10 @@ class AsyncEngine:
             ticket.on_settled(self.wake)
         return stream
 
-    def abort(self, request_id: RequestId) -> None:
-        """End a request; its reader gets the ABORTED endings. Event loop only."""
+    def abort(self, request_id: RequestId, index: int | None = None) -> None:
+        """End a request, or one of its choices; its reader gets the ABORTED endings. Event loop only."""
         if request_id in self._streams:
-            self._send(_Abort(request_id))
+            self._send(_Abort(request_id, index))
 
     def leave(self, stream: OutputStream) -> None:
         """The reader of `stream` is gone: end its request, deliver nothing more. Event loop only."""
@@ -281,7 +290,7 @@ class AsyncEngine:
     def _turn(self, commands: Sequence[_Add | _Abort]) -> StepResult:
         for command in commands:
             if isinstance(command, _Abort):
-                self._core.abort(command.request_id)
+                self._core.abort(command.request_id, command.index)
                 continue
             try:
                 self._core.add(command.request, command.ticket)

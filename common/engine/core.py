@@ -125,12 +125,11 @@ class EngineCore:
                 TokenDelta(request_id=request.request_id, index=index, finish=FinishReason.ERROR, error=reason)
             )
 
-    def abort(self, request_id: RequestId) -> None:
-        """End every choice of a request; unknown and ended ones are left alone."""
+    def abort(self, request_id: RequestId, index: int | None = None) -> None:
+        """End one choice of a request, or every one (None); unknown and ended ones are left alone."""
         for request in self._choices.get(request_id, ()):
-            if not request.is_finished:
+            if not request.is_finished and index in (None, request.index):
                 self._end(request, FinishReason.ABORTED)
-        self._choices.pop(request_id, None)
 
     def fail_all(self, error: PDError) -> None:
         """End every live request with `error`: a step broke in a way that belongs to no single one."""

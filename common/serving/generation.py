@@ -81,10 +81,12 @@ async def _run(engine: Engine, request: GenerateRequest, prompt_index: int, toke
             if tokens.finish is FinishReason.ERROR:
                 raise tokens.error or EngineError("the engine failed this request without saying why")
             if tokens.index not in growing:
-                continue  # ended here by a stop string while the engine was a step ahead
+                continue  # ended here by a stop string; the engine was a step ahead, or says that it let go
             new = texts[tokens.index].push(tokens)
             if new.finish is not None:
                 growing.discard(tokens.index)
+                if tokens.finish is None and growing:
+                    stream.end_choice(tokens.index)
             await sink.push(
                 ChoiceDelta(
                     index=prompt_index * num_choices + tokens.index,

@@ -20,7 +20,7 @@ from common.ids import RequestId
 from common.openai import requests
 from common.openai.constraint import parse_constraint
 from common.openai.requests import AnswerFields, ChatFields, CompletionFields, SamplingFields
-from common.serving import prompts
+from common.serving import decode_checks, prompts
 from common.serving.job import AnswerOptions, ChatJob, CompletionJob, Job, ToolForm
 from common.serving.kv_intent import KvIntent, check_single_prompt
 from common.serving.sampling_fields import SamplingReader
@@ -82,6 +82,8 @@ class Intake:
         fields = requests.read(body, CompletionFields)
         written = _sampling_fields(body, intent)
         _refuse_completion_fields(fields)
+        if intent.ask is not None:
+            decode_checks.check_completion(intent.ask.decode_fields, self._sampling)
         constraint = self._constraint(body, intent)
         check_single_prompt(intent, prompts.count(fields))
         if intent.reference is None:
@@ -115,6 +117,9 @@ class Intake:
         written = _sampling_fields(body, intent)
         prompts.check_chat(fields)
         _refuse_chat_fields(fields)
+        num_logprobs = decode_checks.chat_logprobs(fields.logprobs, fields.top_logprobs)
+        if intent.ask is not None:
+            decode_checks.check_chat(intent.ask.decode_fields, self._sampling)
         whole = requests.read_mapping(body, without=_LONG_FIELDS)
         constraint = self._constraint_in(whole, intent)
         if intent.reference is None:
@@ -122,7 +127,6 @@ class Intake:
             prompt_ids = await prompts.chat_prompt(fields, self._model, self._extras(extras))
         else:
             prompt_ids = self._handed_over(intent.reference)
-        num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         sampling = self._sampling.chat(written, num_logprobs, num_prompt_tokens=len(prompt_ids))
         _refuse_remote_prompt_logprobs(intent, written.prompt_logprobs)
         options = _options(answer, num_logprobs, shows_prompt=written.prompt_logprobs is not None)
@@ -139,8 +143,7 @@ class Intake:
     def _answer_fields(self, body: bytes) -> AnswerFields:
         answer = requests.read(body, AnswerFields)
         self._model.require(answer.model)
-        if answer.stream_options is not None and not answer.stream:
-            raise InvalidRequest("stream_options need stream: true", param="stream_options")
+        decode_checks.check_answer(answer)
         return answer
 
     def _constraint(self, body: bytes, intent: KvIntent) -> Constraint | None:
@@ -260,8 +263,6 @@ def _refuse_chat_fields(fields: ChatFields) -> None:
     for name, is_asked in unsupported.items():
         if is_asked:
             raise InvalidRequest(f"{name} is not supported", param=name)
-    if fields.top_logprobs and not fields.logprobs:
-        raise InvalidRequest("top_logprobs need logprobs: true", param="top_logprobs")
 
 
 def _refuse_remote_prompt_logprobs(intent: KvIntent, prompt_logprobs: int | None) -> None:

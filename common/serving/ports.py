@@ -29,6 +29,10 @@ class TokenStream(Protocol):
         """The next delta, in step order. After every choice's last one there is none."""
         ...
 
+    def end_choice(self, index: int) -> None:
+        """The rest of this choice is of no use: free what it holds. Its last delta still comes."""
+        ...
+
 
 class Engine(Protocol):
     """Where requests go (`common.engine.async_engine.AsyncEngine`)."""

@@ -5,6 +5,7 @@ Owns: what the two endpoints mean by `logprobs` and a missing `max_tokens`. Does
 
 import msgspec
 
+from common.engine.sampling import checks
 from common.engine.sampling.params import SamplingParams
 from common.engine.sampling.raw import RawSampling, SamplingContext
 from common.engine.sampling.validation import normalise
@@ -59,6 +60,14 @@ class SamplingReader:
             ClientError: a value outside its range; the prompt leaves no room.
         """
         return self._normalised(written, logprobs, num_prompt_tokens)
+
+    def check_logprobs(self, num_logprobs: int | None) -> None:
+        """Refuse more alternatives than this engine reports, as `completion` and `chat` do.
+
+        Raises:
+            InvalidRequest: too many.
+        """
+        checks.num_logprobs("logprobs", num_logprobs, self._context.limits.max_logprobs, self._context.vocab_size)
 
     def _normalised(self, written: SamplingFields, logprobs: int | None, num_prompt_tokens: int) -> SamplingParams:
         raw = RawSampling(logprobs=logprobs, **msgspec.structs.asdict(written))

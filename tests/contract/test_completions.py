@@ -78,6 +78,14 @@ async def test_a_stop_string_ends_the_text_names_itself_and_aborts_the_rest(rig:
     assert len(rig.engine.left) == 2
 
 
+async def test_a_choice_that_hits_a_stop_string_is_ended_alone_and_the_others_go_on(rig: Rig):
+    rig.engine.text = ["one, two", "three"]
+    choices = (await rig.post(PATH, {**BASE, "n": 2, "temperature": 1, "stop": [","]})).json["choices"]
+    assert [(choice["text"], choice["stop_reason"]) for choice in choices] == [("one", ","), ("three", None)]
+    assert rig.engine.ended_choices == [0]
+    assert rig.engine.left == []
+
+
 async def test_lists_of_prompts_become_choices_in_order(rig: Rig):
     rig.engine.text = ["one", "two", "three"]
     for prompt, num in [(["a", "b", "c"], 3), ([[1, 2], [3]], 2), ([5, 6], 1)]:

@@ -49,6 +49,11 @@ async def test_an_asked_prefill_of_another_router_keeps_nothing_of_the_output_s_
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"n": 0}, "n"),
         ({"best_of": 3}, "best_of"),
+        ({"logprobs": True, "top_logprobs": 10**6}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"stream": "yes"}, "stream"),
         ([1], "kv_transfer_params.decode_fields"),
     ],
 )
@@ -60,6 +65,22 @@ async def test_prefill_refuses_before_it_computes_what_decode_would_have_to_refu
         assert answer.status == 400
         assert answer.json["error"]["param"] == param
         assert rig.engine.requests == []
+
+
+@pytest.mark.parametrize("logprobs", [10**6, "many", -3])
+async def test_prefill_refuses_the_log_probabilities_of_a_completion_that_decode_would_refuse(logprobs: object):
+    async with serving_rig(role="prefill") as rig:
+        ask = {**ASK, "decode_fields": {"logprobs": logprobs}}
+        answer = await rig.post(COMPLETIONS, {"prompt": "hi", "max_tokens": 1, "kv_transfer_params": ask})
+        assert (answer.status, answer.json["error"]["param"]) == (400, "logprobs")
+        assert rig.engine.requests == []
+
+
+async def test_a_prefill_reports_no_log_probabilities_of_a_token_nobody_sees():
+    async with serving_rig(role="prefill") as rig:
+        ask = {**ASK, "decode_fields": {"logprobs": True, "top_logprobs": 3, "stream": True}}
+        assert (await rig.post(CHAT, {"messages": MESSAGES, "kv_transfer_params": ask})).status == 200
+        assert rig.engine.requests[0].sampling.logprobs is None
 
 
 async def test_a_prefill_that_passes_the_check_still_makes_one_token():

@@ -51,7 +51,7 @@ async def test_p_gets_one_token_and_no_constraint_and_d_gets_what_the_client_sen
             "remote_host": None,
             "remote_port": None,
             # What this leg changed, as the client wrote it: P refuses what D would have to.
-            "decode_fields": {"max_tokens": 500, "min_tokens": 100, "n": 3, "best_of": 3},
+            "decode_fields": {name: asked[name] for name in (*extra, "n", "best_of", "logprobs", "top_logprobs")},
         }
 
 

@@ -69,6 +69,7 @@ class ScriptedEngine:
         fail_after: tokens before `error` ends a request; None never.
         gate: when set, tokens after the first wait for it.
         refuses: raised by `submit`.
+        ended_choices: indices that their reader ended before the engine did.
         step_s: what each token after the first takes.
     """
 
@@ -82,6 +83,7 @@ class ScriptedEngine:
     is_alive: bool = True
     requests: list[GenerateRequest] = field(default_factory=list)
     left: list[RequestId] = field(default_factory=list)
+    ended_choices: list[int] = field(default_factory=list)
     arrivals: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     departures: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
@@ -167,6 +169,11 @@ class ScriptedStream:
         else:
             self._engine.clock.advance(self._engine.step_s)
         return self._deltas.pop(0)
+
+    def end_choice(self, index: int) -> None:
+        self._engine.ended_choices.append(index)
+        ended = TokenDelta(request_id=self._request.request_id, index=index, finish=FinishReason.ABORTED)
+        self._deltas = [ended, *(delta for delta in self._deltas if delta.index != index)]
 
 
 @dataclass

@@ -92,6 +92,17 @@ async def test_an_abort_by_id_ends_the_stream_of_whoever_reads_it() -> None:
         engine.abort(stream.request_id)
 
 
+async def test_a_choice_its_reader_ends_is_let_go_while_the_others_go_on() -> None:
+    async with running(make_engine()) as engine, engine.submit(ask("a", PROMPT, greedy(60, n=2))) as stream:
+        while (await stream.next()).index != 1:
+            pass
+        stream.end_choice(1)
+        deltas = [delta async for delta in stream]
+        stream.end_choice(0)
+    ends = {delta.index: delta.finish for delta in deltas if delta.finish is not None}
+    assert ends == {0: FinishReason.LENGTH, 1: FinishReason.ABORTED}
+
+
 async def test_a_settled_grammar_wakes_a_sleeping_engine() -> None:
     fake = make_engine(auto=False)
     async with running(fake) as engine, engine.submit(ask("a", PROMPT, constraint=up_to(3))) as stream:

@@ -14,6 +14,7 @@ from common.errors import (
     InvalidRequest,
     NoTokenAllowed,
 )
+from common.ids import RequestId
 from common.telemetry.timeline import Event
 from tests.support.fake_engine import ask, greedy, make_engine
 from tests.support.fake_grammar import up_to
@@ -169,6 +170,36 @@ def test_aborting_ends_every_choice() -> None:
     engine.run()
     assert [engine.answers.finish("a", index) for index in range(3)] == [FinishReason.ABORTED] * 3
     assert engine.core.status().num_blocks_in_use == 0
+
+
+def test_a_choice_ended_alone_frees_its_row_and_blocks_at_once_and_its_siblings_go_on() -> None:
+    engine = make_engine(max_num_batched_tokens=32)
+    engine.add(ask("a", PROMPT, greedy(12, n=3)))
+    while not all(engine.answers.tokens("a", index) for index in range(3)):
+        engine.step()
+    before = engine.core.status()
+    engine.core.abort(RequestId("a"), 1)
+    engine.step()
+    after = engine.core.status()
+    assert engine.answers.finish("a", 1) is FinishReason.ABORTED
+    assert (after.num_running, len(engine.sampler.rows)) == (before.num_running - 1, 2)
+    assert after.num_blocks_in_use < before.num_blocks_in_use
+    engine.run()
+    for index in (0, 2):
+        assert engine.answers.tokens("a", index) == continuation(PROMPT, 12)
+    assert engine.core.status().num_blocks_in_use == 0
+
+
+def test_a_leader_ended_alone_leaves_its_prompt_to_choices_that_still_wait() -> None:
+    engine = make_engine(max_num_seqs=2, max_num_batched_tokens=32)
+    engine.add(ask("a", PROMPT, greedy(6, n=4)))
+    while not engine.answers.tokens("a", 0):
+        engine.step()
+    engine.core.abort(RequestId("a"), 0)
+    engine.run()
+    assert engine.answers.finish("a", 0) is FinishReason.ABORTED
+    for index in (1, 2, 3):
+        assert engine.answers.tokens("a", index) == continuation(PROMPT, 6)
 
 
 def test_prompt_logprobs_cover_every_position_even_when_the_prompt_is_cached() -> None:
