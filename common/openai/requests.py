@@ -14,6 +14,7 @@ import msgspec
 from common.errors import InvalidRequest
 
 T = TypeVar("T")
+Scalar = str | int | float | bool
 
 _AT_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`")
@@ -82,7 +83,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     detokenize: bool | None = None
-    vllm_xargs: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Scalar | tuple[Scalar, ...]] | None = None
 
 
 class CompletionFields(msgspec.Struct, frozen=True, kw_only=True):

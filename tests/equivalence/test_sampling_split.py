@@ -1,6 +1,6 @@
 """Every sampling parameter through prefill and decode on two engines: the same tokens, logprobs and text as on one."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -8,8 +8,10 @@ import pytest
 from common.engine.outputs import PositionLogprobs, TokenDelta
 from common.engine.request_state import FinishReason
 from common.engine.sampling.params import RepetitionDetection, SamplingParams
+from common.engine.sampling.processors.thinking_budget import OutputMarkers
 from common.engine.text_output import TextOutput
 from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.logits_processors import PreferToken
 from tests.support.sampling_batch import random_case
 from tests.support.tiny_engine import TinyEngine
 from tests.support.tiny_model import tiny_model
@@ -17,6 +19,7 @@ from tests.support.tiny_model import tiny_model
 VOCAB_SIZE = 272
 MAX_TOKENS = 24
 EOS = frozenset({256})
+MARKERS = OutputMarkers(think_start=(259,), think_end=(260,))
 PROMPT = [ord(letter) for letter in "repeat after me: hello hello"]
 
 
@@ -30,10 +33,14 @@ def p_asks(params: SamplingParams) -> SamplingParams:
     return replace(params, n=1, max_tokens=1, min_tokens=0, ignore_stops=True, logprobs=None, logprob_token_ids=None)
 
 
+def engine_of(loaded, remote: TinyEngine | None = None) -> TinyEngine:
+    return TinyEngine(loaded, remote=remote, eos_token_ids=EOS, processors=[PreferToken], markers=MARKERS)
+
+
 def split(loaded, requests: list[tuple[list[int], SamplingParams]]) -> list[list[list[TokenDelta]]]:
     """Deltas per request and choice; all requests at once on both engines."""
-    p = TinyEngine(loaded, eos_token_ids=EOS)
-    d = TinyEngine(loaded, remote=p, eos_token_ids=EOS)
+    p = engine_of(loaded)
+    d = engine_of(loaded, remote=p)
     handed = [p.ask(prompt, p_asks(params), hand_off=True) for prompt, params in requests]
     p.run()
     names = [
@@ -48,7 +55,7 @@ def split(loaded, requests: list[tuple[list[int], SamplingParams]]) -> list[list
 
 
 def unsplit(loaded, prompt: list[int], params: SamplingParams) -> list[list[TokenDelta]]:
-    engine = TinyEngine(loaded, eos_token_ids=EOS)
+    engine = engine_of(loaded)
     name = engine.ask(prompt, params)
     engine.run()
     return deltas_of(engine, name, params)
@@ -132,6 +139,9 @@ SINGLE = {
     "logprobs": with_defaults(logprobs=3),
     "logprob_token_ids": with_defaults(logprob_token_ids=(5, 6, 7)),
     "n": with_defaults(n=3, temperature=1.0, seed=1),
+    "vllm_xargs": with_defaults(temperature=0.0, extra_args={"prefer": 120}),
+    "thinking_token_budget": with_defaults(thinking_token_budget=5, logit_bias=((259, 12.0),)),
+    "skip_special_tokens": with_defaults(skip_special_tokens=False, logit_bias=((258, 12.0),)),
     "one token": with_defaults(max_tokens=1),
     "repetition_detection": with_defaults(
         allowed_token_ids=(97, 98), repetition_detection=RepetitionDetection(max_pattern_size=3, min_count=2)
@@ -142,7 +152,23 @@ SINGLE = {
 def test_every_parameter_alone_gives_the_same_output_split_and_unsplit(loaded):
     requests = [(PROMPT, params) for params in SINGLE.values()]
     for name, (prompt, params), choices in zip(SINGLE, requests, split(loaded, requests), strict=True):
-        assert_same(choices, unsplit(loaded, prompt, params), name)
+        alone = unsplit(loaded, prompt, params)
+        assert_same(choices, alone, name)
+        for deltas, others in zip(choices, alone, strict=True):
+            assert text_of(deltas, params) == text_of([merged(others)], params), name
+
+
+def test_no_parameter_is_missing_among_those_compared():
+    plain = SamplingParams()
+    changed = {
+        each.name
+        for params in SINGLE.values()
+        for each in fields(SamplingParams)
+        if getattr(params, each.name) != getattr(plain, each.name)
+    }
+    # Of P alone; the words that bad_words_token_ids spell; what no detokenizer of ours adds in the first place.
+    elsewhere = {"ignore_stops", "prompt_logprobs", "bad_words", "spaces_between_special_tokens"}
+    assert changed | elsewhere == {each.name for each in fields(SamplingParams)}
 
 
 def test_one_hundred_random_combinations_give_the_same_output_split_and_unsplit(loaded):

@@ -9,6 +9,9 @@ from common.engine.core import EngineCore
 from common.engine.kv_cache.storage import KvCacheStorage, KvShape
 from common.engine.model.loaded import LoadedModel
 from common.engine.sampling.params import SamplingParams
+from common.engine.sampling.processors.loading import build_processors
+from common.engine.sampling.processors.processor import LogitsProcessor, ProcessorContext
+from common.engine.sampling.processors.thinking_budget import OutputMarkers
 from common.engine.sampling.sampler import Sampler
 from common.engine.settings import CoreSettings
 from common.engine.structured_output.grammar import GrammarService
@@ -46,6 +49,8 @@ class TinyEngine:
         remote: "TinyEngine | None" = None,
         grammars: GrammarService | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        processors: Sequence[type[LogitsProcessor]] = (),
+        markers: OutputMarkers | None = None,
     ) -> None:
         self.storage = storage_for(loaded, num_blocks)
         self.sink = FakeSink(BLOCK_SIZE)
@@ -57,11 +62,13 @@ class TinyEngine:
             eos_token_ids=eos_token_ids,
             enable_prefix_cache=prefix_cache,
         )
+        device, width = torch.device("cpu"), loaded.config.vocab_size
+        built = build_processors(processors, ProcessorContext(vocab_size=width, max_rows=max_num_seqs, device=device))
         self.core = EngineCore(
             settings,
             model=loaded.model,
             kv_cache=self.storage,
-            sampler=Sampler(loaded.config.vocab_size, max_num_seqs, torch.device("cpu")),
+            sampler=Sampler(width, max_num_seqs, device, processors=built, markers=markers),
             grammars=grammars or FakeGrammars(auto=True),
             clock=ManualClock(),
             kv_source=self.source,
