@@ -12,12 +12,12 @@
 #include <limits>
 #include <vector>
 
+#include "attention_few.h"
 #include "gemm.h"
 #include "ops.h"
 
 namespace pd {
 
-constexpr int TILE = 32;      // keys per tile
 constexpr int SEGMENT = 256;  // keys per segment
 constexpr int QUERIES = 16;   // queries per task
 constexpr int MAX_HEAD_DIM = 512;
@@ -126,39 +126,35 @@ static inline const float* widened(const char* row, bool is_bf16, int dim, float
   return space;
 }
 
-// Where K of the TILE tokens from `begin` on lies for one head; null from num_keys on.
-static inline void locate(const AttentionArgs& args, const AttentionTask& task, int kv_head, int begin,
-                          const char** keys) {
+// Where K of the TILE tokens from `begin` on lies for the task's first head. From num_keys on: the last one again, whose
+// weight will be 0.
+static inline void locate(const AttentionArgs& args, const AttentionTask& task, int begin, const char** keys) {
   const uint32_t block_size = uint32_t(args.cache.block_size);
   const int32_t* table = args.block_tables + task.seq * args.max_blocks;
   const int64_t stride = args.cache.token_stride() * args.cache.element_bytes();
+  const int count = std::min(TILE, task.num_keys() - begin);
   uint32_t block = uint32_t(begin) / block_size, offset = uint32_t(begin) % block_size;
-  const char* at = nullptr;
-  for (int t = 0; t < TILE; t++, at += stride) {
-    if (begin + t >= task.num_keys()) {
-      keys[t] = nullptr;
-      continue;
+  const char* at = args.cache.at(args.layer, table[block], offset, task.first_head);
+  for (int t = 0; t < count; t++, offset++, at += stride) {
+    if (offset == block_size) {
+      block++, offset = 0;
+      at = args.cache.at(args.layer, table[block], 0, task.first_head);
     }
-    if (t == 0 || offset == block_size) {
-      if (t) block++, offset = 0;
-      at = args.cache.at(args.layer, table[block], offset, kv_head);
-    }
-    offset++;
     keys[t] = at;
   }
+  for (int t = count; t < TILE; t++) keys[t] = keys[count - 1];
 }
 
-// Copies one tile of K (transposed, panels of NR tokens) and V (panels of NR dims) into the scratch; absent tokens: 0.
-static inline void load_tile(const Cache& cache, const char* const* keys, int64_t wide, AttentionScratch& s) {
-  static const float zeros[MAX_HEAD_DIM] = {};
+// Copies one tile of K (transposed, panels of NR tokens) and V (panels of NR dims) into the scratch.
+static inline void load_tile(const Cache& cache, const TileRows& rows, int64_t wide, AttentionScratch& s) {
   const int dim = cache.head_dim, whole = dim / 8 * 8;
   float space[16][MAX_HEAD_DIM];
   for (int first = 0; first < TILE; first += 8) {
     const float *k[8], *v[8];
     for (int i = 0; i < 8; i++) {
-      const char* at = keys[first + i];
-      k[i] = at ? widened(at, cache.is_bf16, dim, space[i]) : zeros;
-      v[i] = at ? widened(at + cache.value_offset(), cache.is_bf16, dim, space[8 + i]) : zeros;
+      const char* at = rows.now[first + i] + rows.offset;
+      k[i] = widened(at, cache.is_bf16, dim, space[i]);
+      v[i] = widened(at + cache.value_offset(), cache.is_bf16, dim, space[8 + i]);
     }
     float* key = s.keys.data() + first / NR * (int64_t(dim) * NR) + first % NR;
     for (int d = 0; d < whole; d += 8) transpose8(k, d, key + int64_t(d) * NR, NR);
@@ -230,27 +226,41 @@ static inline void write_result(const AttentionArgs& args, const AttentionTask& 
     }
 }
 
-// One tile of keys for one KV head: rows [row, row + num_queries * group) of the state. next: the tile after this one.
+// Scores of one tile turn into probabilities. row: of the state.
+static inline void softmax_rows(const AttentionArgs& args, const AttentionTask& task, int begin, int rows,
+                                float* scores, const SoftmaxState& state, int64_t row) {
+  for (int r = 0; r < rows; r++) {
+    const int end = task.first_position + r / args.group + 1 - begin;
+    softmax_row(scores + r * TILE, args.window ? end - args.window : 0, end, state, row + r);
+  }
+}
+
+// One tile of keys for one KV head: rows [row, row + num_queries * group) of the state.
 static inline void attend_tile(const AttentionArgs& args, const AttentionTask& task, int head, int begin,
-                               const char* const* keys, const char* const* next, AttentionScratch& s,
-                               const SoftmaxState& state) {
-  const int dim = args.cache.head_dim, group = args.group, rows = task.num_queries * group;
+                               TileRows tile, AttentionScratch& s, const SoftmaxState& state) {
+  const int dim = args.cache.head_dim, rows = task.num_queries * args.group;
   const int64_t row = int64_t(head - task.first_head) * rows;
-  float* scores = s.scores.data();
-  load_tile(args.cache, keys, state.dim, s);
+  const float* q = s.q.data() + row * dim;
+  float *scores = s.scores.data(), *out = state.out + row * state.dim;
+  tile.offset = int64_t(head - task.first_head) * dim * args.cache.element_bytes();
+  if (const FewFunctions* few = few_functions_for(rows, dim, args.cache.is_bf16)) {
+    few->scores(q, dim, tile, scores);
+    softmax_rows(args, task, begin, rows, scores, state, row);
+    tile.offset += args.cache.value_offset();
+    few->values(scores, std::min(TILE, task.num_keys() - begin), dim, tile, out, state.dim);
+    return;
+  }
+  load_tile(args.cache, tile, state.dim, s);
   std::memset(scores, 0, size_t(rows) * TILE * sizeof(float));
   int shift = 0;  // dim >> shift rows of 2 << shift cache lines
   while ((dim - 1) >> shift >= TILE) shift++;
   for (int half = 0; half < TILE / NR; half++)
-    add_product_rows(rows, s.q.data() + row * dim, dim, dim, s.keys.data() + int64_t(half) * dim * NR,
-                     scores + half * NR, TILE, next, shift, 0);
-  for (int r = 0; r < rows; r++) {
-    const int end = task.first_position + r / group + 1 - begin;
-    softmax_row(scores + r * TILE, args.window ? end - args.window : 0, end, state, row + r);
-  }
+    add_product_rows(rows, q, dim, dim, s.keys.data() + int64_t(half) * dim * NR, scores + half * NR, TILE, tile.next,
+                     shift, tile.offset);
+  softmax_rows(args, task, begin, rows, scores, state, row);
   for (int64_t d = 0; d < state.dim; d += NR)
-    add_product_rows(rows, scores, TILE, TILE, s.values.data() + d * TILE, state.out + row * state.dim + d, state.dim,
-                     next, 0, args.cache.value_offset() + d * args.cache.element_bytes());
+    add_product_rows(rows, scores, TILE, TILE, s.values.data() + d * TILE, out + d, state.dim, tile.next, 0,
+                     tile.offset + args.cache.value_offset() + d * args.cache.element_bytes());
 }
 
 static inline int64_t padded(int head_dim) { return (head_dim + NR - 1) / NR * NR; }
@@ -272,21 +282,19 @@ static inline void attend(const AttentionArgs& args, const AttentionTask& task, 
   const SoftmaxState segment(is_partial ? partials + task.partial * partial_floats : s.segment.data(), rows, wide);
   if (!is_partial) total.clear(rows);
   const char* keys[2][TILE];
-  int unit = 0;  // tile and head in turn; keys[unit % 2] are located
+  int tile = 0;  // keys[tile % 2] are located
   const int oldest = args.window ? std::max(0, task.first_position + 1 - args.window) / TILE * TILE : 0;
   for (int first = task.first_key; first < task.end_key; first += SEGMENT) {
     segment.clear(rows);
     const int end = std::min(first + SEGMENT, task.end_key);
-    for (int begin = std::max(first, oldest); begin < end; begin += TILE)
-      for (int head = task.first_head; head < task.end_head; head++, unit++) {
-        if (unit == 0) locate(args, task, head, begin, keys[0]);
-        const char** now = keys[unit % 2];
-        const char** next = keys[(unit + 1) % 2];
-        const bool same_tile = head + 1 < task.end_head;
-        if (same_tile || begin + TILE < task.end_key)
-          locate(args, task, same_tile ? head + 1 : task.first_head, same_tile ? begin : begin + TILE, next);
-        attend_tile(args, task, head, begin, now, same_tile || begin + TILE < task.end_key ? next : now, s, segment);
-      }
+    for (int begin = std::max(first, oldest); begin < end; begin += TILE, tile++) {
+      const char **now = keys[tile % 2], **next = keys[(tile + 1) % 2];
+      if (tile == 0) locate(args, task, begin, now);
+      const bool is_last = begin + TILE >= task.end_key;
+      if (!is_last) locate(args, task, begin + TILE, next);
+      for (int head = task.first_head; head < task.end_head; head++)
+        attend_tile(args, task, head, begin, {now, is_last ? now : next, 0}, s, segment);
+    }
     if (!is_partial)
       for (int r = 0; r < rows; r++) total.merge(r, segment);
   }
