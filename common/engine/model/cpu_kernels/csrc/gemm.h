@@ -38,13 +38,17 @@ static inline __attribute__((always_inline)) void stream(const char* const* pane
       body(k, w);
     }
   } else {
+    constexpr int64_t AHEAD = PREFETCH_BYTES / group;
     vf scale[NP * 2], minimum[NP * 2];
     for (int64_t g = 0; g < k_end / GROUP; g++) {
       const char* values[NP];
 #pragma GCC unroll 4
       for (int p = 0; p < NP; p++) {
         const uint16_t* head = (const uint16_t*)(panels[p] + g * group);
-        for (int64_t line = 0; line < group; line += 64) __builtin_prefetch(panels[p] + (g + 1) * group + line);
+        // Behind the end of a panel comes the one that is read when these NP are done.
+        const int64_t later = (g + AHEAD) * GROUP < k_end ? 0 : (NP - 1) * group * (k_end / GROUP);
+        for (int64_t line = 0; line < group; line += 64)
+          __builtin_prefetch(panels[p] + (g + AHEAD) * group + later + line);
         for (int half = 0; half < 2; half++) {
           scale[p * 2 + half] = load_half(head + half * VL);
           if (FORMAT != Q8_SYMMETRIC) minimum[p * 2 + half] = load_half(head + NR + half * VL);
