@@ -36,7 +36,7 @@ def test_what_the_default_file_calls_a_default_is_one():
     for name, section in (("prefill", PrefillConfig), ("decode", DecodeConfig), ("proxy", ProxyConfig)):
         kept = {key: value for key, value in written[name].items() if key != "fleet"}
         assert msgspec.convert(kept, section) == section(), name
-    differing = {"model", "kv_cache_bytes", "tool_parser"}
+    differing = {"model", "dtype", "kv_cache_bytes", "tool_parser"}
     kept = {key: value for key, value in written["engine"].items() if key not in differing}
     assert msgspec.convert({**kept, "model": ""}, EngineConfig) == EngineConfig(model="")
 
