@@ -34,11 +34,18 @@ class Case:
     num_allowed: int = 0
     num_bad_words: int = 0
     greedy_every: int = 0
+    allowed_share: float = 0.0
 
     def token_ids(self, count: int, vocab_size: int) -> list[int]:
         """`count` distinct tokens of the vocabulary, the same for both samplers."""
         picked = np.random.default_rng(SEED).choice(vocab_size, count, replace=False)
         return [int(token) for token in picked]
+
+    def bitmask(self, shape: Shape) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
+        """A mask for every row, int32 [batch_size, ceil(vocab_size / 32)]: `allowed_share` of the bits are set."""
+        width = -(-shape.vocab_size // 32) * 32
+        allowed = np.random.default_rng(SEED).random((shape.batch_size, width)) < self.allowed_share
+        return np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
 
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -67,6 +74,8 @@ CASES = {
         Case("bad_words", {"temperature": 0.0}, num_bad_words=20),
         Case("min_tokens", {"temperature": 0.0, "min_tokens": 4000}),
         Case("logprobs", {"temperature": 0.0, "logprobs": 5}),
+        Case("mask", {"temperature": 0.0}, allowed_share=0.02),
+        Case("mask+temperature", {"temperature": 0.8}, allowed_share=0.02),
         Case("all", _ALL, seeded=True, num_biased=50, num_bad_words=20),
     )
 }

@@ -21,6 +21,9 @@ class OurSampler:
         self._clock = clock
         self._logits = torch.from_numpy(np.load(logits_file, mmap_mode="r")[: shape.batch_size].copy())
         self._rows = tuple(range(shape.batch_size))
+        is_masked = case.allowed_share > 0
+        self._bitmask = torch.from_numpy(case.bitmask(shape)) if is_masked else None
+        self._masked_rows = self._rows if is_masked else ()
         self._sampler = Sampler(shape.vocab_size, shape.batch_size, torch.device("cpu"))
         added = tuple(_row(row, case, shape) for row in self._rows)
         self._sampler.update_batch(BatchUpdate(added=added))
@@ -30,7 +33,7 @@ class OurSampler:
         """Seconds of sampling one token per row and taking it into the state."""
         logits = self._logits.clone()
         start = self._clock()
-        output = self._sampler.sample(logits, self._rows)
+        output = self._sampler.sample(logits, self._rows, self._bitmask, self._masked_rows)
         self._sampler.record(self._rows, output.token_ids)
         return self._clock() - start
 

@@ -41,10 +41,14 @@ def _prepare(case: Any, shape: Any, logits_file: Path, clock: Any) -> Any:
     sampler = importlib.import_module("vllm.v1.sample.sampler").Sampler()
     logits = torch.from_numpy(np.load(logits_file, mmap_mode="r")[: shape.batch_size].copy())
     metadata, outputs = _metadata(case, shape)
+    bitmask = torch.from_numpy(case.bitmask(shape)) if case.allowed_share else None
+    mask: Any = importlib.import_module("xgrammar").apply_token_bitmask_inplace if case.allowed_share else None
 
     def step() -> float:
         fresh = logits.clone()
         start = clock()
+        if mask is not None:
+            mask(fresh, bitmask)
         output = sampler(fresh, metadata)
         for tokens, new in zip(outputs, output.sampled_token_ids.tolist(), strict=True):
             tokens.extend(new)
