@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, default=Path("configs/pd.yaml"), help="start P, D and the proxy from it")
     parser.add_argument("--model", default="smollm2", help="model name in the bodies")
     parser.add_argument("--streams", type=int, default=16, help="free streams, and as many others")
-    parser.add_argument("--tokens", type=int, default=48, help="tokens of each stream")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=192, help="tokens of each stream")
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--phases", default=",".join(PHASES), help="which to compare; plain is always there")
     parser.add_argument("--seed", type=int, default=0)
 

@@ -39,6 +39,8 @@ from common.errors import ConstraintRejected
 
 _NICENESS = 5
 _WALK_TOKENS = 16
+_UNLIMITED_STACK_BYTES = 2 << 20
+"""What glibc gives a thread where the stack has no limit."""
 _JOB_READ_TIMEOUT_S = 30.0
 
 
@@ -131,12 +133,18 @@ def _walk(backend: Backend, matcher: BackendMatcher, vocabulary: Vocabulary, clo
 
 
 def _limit(job: ProbeJob) -> None:
-    """Let the kernel refuse memory beyond the job's, and end a probe that burns CPU with nobody left to end it."""
+    """Let the kernel refuse memory beyond the job's, and end a probe that burns CPU with nobody left to end it.
+
+    Half a thread's stack: what recurses further than that dies here, and what does not has room in the engine.
+    """
     mapped_pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (mapped_pages * resource.getpagesize() + job.memory_bytes, hard))
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    thread_bytes = _UNLIMITED_STACK_BYTES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_STACK, (thread_bytes // 2, hard))
 
 
 def _vocabulary(table: ProbeVocabulary) -> Vocabulary:

@@ -9,6 +9,7 @@ import math
 import msgspec
 
 from common.engine.structured_output.json_schema import Schema, is_schema, reachable
+from common.engine.structured_output.recursion import deepest
 from common.wire.constraint import Constraint, ConstraintKind
 
 _MAX_JSON_BYTES = 96 << 10
@@ -22,6 +23,9 @@ _MAX_REMAINDERS = 10_000
 
 _MAX_COMBINATIONS = 32
 """Ways to pick one member of each union at one place: llguidance multiplies them out (512 take a second)."""
+
+_MAX_DEPTH = 250
+"""Schemas inside each other, references followed: llguidance recurses (1,800 overrun a stack of 8 MB)."""
 
 
 def needs_probe(backend: str, constraint: Constraint) -> bool:
@@ -39,8 +43,9 @@ def needs_probe(backend: str, constraint: Constraint) -> bool:
 def _is_risky_schema(schema: object) -> bool:
     if not is_schema(schema):
         return False
-    remainders = 1.0
+    remainders, num_nodes = 1.0, 0
     for _, node in reachable(schema):
+        num_nodes += 1
         if _num_members(node, "properties") > _MAX_PROPERTIES:
             return True
         if _num_members(node, "patternProperties") > _MAX_PATTERN_PROPERTIES:
@@ -50,7 +55,7 @@ def _is_risky_schema(schema: object) -> bool:
         remainders *= _remainders(node.get("multipleOf"))
         if remainders > _MAX_REMAINDERS:
             return True
-    return False
+    return num_nodes > _MAX_DEPTH and deepest(schema) > _MAX_DEPTH
 
 
 def _num_members(node: Schema, keyword: str) -> int:

@@ -106,6 +106,27 @@ def test_a_recursive_schema_is_followed_down(service: LocalGrammarService) -> No
     assert not accepts(service, tree, '{"next":{"next":1}}')
 
 
+def chain(keyword: str, length: int) -> Constraint:
+    """Flat in the text; each definition stands for one more level."""
+    rest: list[object] = [{"$ref": f"#/$defs/{number + 1}"} for number in range(length)]
+    wraps = {"properties": lambda inner: {"x": inner}, "allOf": lambda inner: [inner, {"minLength": 1}]}
+    wrap = wraps.get(keyword, lambda inner: [inner, {"type": "null"}])
+    definitions = {str(number): {keyword: wrap(inner)} for number, inner in enumerate(rest)}
+    definitions[str(length)] = {"type": "string"}
+    return schema(json.dumps({"$defs": definitions, "$ref": "#/$defs/0"}))
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "properties"])
+def test_a_chain_of_references_that_overruns_the_compilers_stack_is_refused_and_the_process_lives(
+    service: LocalGrammarService, keyword: str
+) -> None:
+    ticket = settle(service.compile(chain(keyword, 2000)))
+    assert ticket.error is not None
+    assert ticket.error.message
+    assert settle(service.compile(chain(keyword, 20))).state is CompileState.READY
+    assert settle(service.compile(chain(keyword, 150))).state is CompileState.READY
+
+
 def slow_grammar(number: int) -> Constraint:
     """Four hundred rules that begin alike: xgrammar works on it for minutes."""
     rules = [f"root ::= {' | '.join(f'a{rule}' for rule in range(400))}"]
