@@ -16,6 +16,14 @@ OFF_LOOP_CHARS = 8192
 """Texts longer than this are rendered and tokenised in a thread (about a millisecond of work)."""
 
 MAX_PROMPTS = 1024
+_NOT_TEMPLATE_VARIABLES = frozenset(
+    {
+        *("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message"),
+        *("chat_template", "tokenize", "self", "raise_exception", "strftime_now"),
+    }
+)
+"""What rendering itself is given: fields of the body have their own place, the others are nobody's to set."""
+
 REASONING_TAIL_TOKENS = 16
 
 
@@ -99,8 +107,12 @@ def check_chat(fields: ChatFields) -> None:
     """What must hold of a chat whether or not it is rendered here.
 
     Raises:
-        InvalidRequest: no messages, or flags that contradict each other.
+        InvalidRequest: no messages, flags that contradict each other, or a template variable that is none.
     """
+    taken = _NOT_TEMPLATE_VARIABLES.intersection(fields.chat_template_kwargs or ())
+    if taken:
+        name = min(taken)
+        raise InvalidRequest(f"{name} cannot be set here", param=f"chat_template_kwargs.{name}")
     if not fields.messages:
         raise InvalidRequest("messages must not be empty", param="messages")
     for index, message in enumerate(fields.messages):

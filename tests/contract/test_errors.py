@@ -54,6 +54,10 @@ async def rig() -> AsyncIterator[Rig]:
         ({"structured_outputs": {"grammar": "nonsense"}}, 400, "structured_outputs.grammar"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"chat_template": "{{ 1 }}"}, 400, "chat_template"),
+        *(
+            ({"chat_template_kwargs": {name: True}}, 400, f"chat_template_kwargs.{name}")
+            for name in ("add_generation_prompt", "continue_final_message", "messages", "tokenize", "tools", "self")
+        ),
         ({"functions": []}, 400, "functions"),
         ({"modalities": ["audio"]}, 400, "modalities"),
         ({"best_of": 3}, 400, "best_of"),
