@@ -16,6 +16,7 @@ from rich.table import Table
 from benchmarks.roofline.cells import Cell, CellResult, ModelBench
 from benchmarks.roofline.machine import Machine
 from benchmarks.roofline.quality import Quality, measure_quality
+from benchmarks.roofline.steps import KINDS, StepBench, StepFigure
 from common.engine.model.cpu_kernels.library import available
 from common.engine.model.cpu_kernels.threads import default_num_threads
 
@@ -34,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="rounds, each measuring everything once")
     parser.add_argument("--busy", action="store_true", help="one thread by its own CPU time: for a machine others use")
     parser.add_argument("--torch", action="store_true", help="measure the plain torch decoder beside ours")
+    parser.add_argument("--steps", action="store_true", help="what a step costs outside the model, early and late")
+    parser.add_argument("--late", type=int, default=4000, help="output length of a late step (--steps)")
     parser.add_argument("--perplexity", action="store_true", help="quality of each dtype against float32")
     parser.add_argument("--json", action="store_true", help="print one JSON line per cell instead of tables")
 
@@ -48,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
         machine = Machine(1, time.thread_time)
     else:
         machine = Machine(args.threads or default_num_threads(), time.perf_counter)
+    if args.steps:
+        _print_steps(console, [figure for dtype in args.dtype for figure in _steps(args, dtype, machine)], args.json)
+        return 0
     cells = [Cell(num_seqs=batch, context=context) for batch in args.batch for context in args.context]
     cells += [Cell(num_seqs=1, context=0, num_new_tokens=tokens) for tokens in args.prefill]
     kernels = ["cpu", "torch"] if args.torch else ["cpu"]
@@ -65,6 +71,39 @@ def run(args: argparse.Namespace) -> int:
     if args.perplexity:
         _print_quality(console, measure_quality(args.model, args.dtype, machine.num_threads), as_json=args.json)
     return 0
+
+
+def _steps(args: argparse.Namespace, dtype: str, machine: Machine) -> list[StepFigure]:
+    bench = StepBench(args.model, dtype, machine)
+    try:
+        figures = bench.beside_the_forward([*args.batch, 16], list(KINDS))
+        if dtype == args.dtype[0]:  # without a forward there is no dtype
+            figures += bench.over_time([1, 8], list(KINDS), [100, args.late])
+    finally:
+        bench.close()
+    return figures
+
+
+def _print_steps(console: Console, figures: list[StepFigure], as_json: bool) -> None:
+    if as_json:
+        for figure in figures:
+            print(json.dumps(figure.as_row()))
+        return
+    table = Table(title="A step outside the model; `none`: fixed logits in the forward's place")
+    for column in ("forward", "requests", "kind", "output tokens", "forward ms", "outside ms", "share"):
+        table.add_column(column, justify="left" if column in ("forward", "kind") else "right")
+    for figure in figures:
+        share = figure.outside_ms / (figure.outside_ms + figure.forward_ms)
+        table.add_row(
+            figure.model,
+            str(figure.num_seqs),
+            figure.kind,
+            str(figure.num_output_tokens),
+            f"{figure.forward_ms:.2f}",
+            f"{figure.outside_ms:.2f}",
+            "" if figure.model == "none" else f"{share:.1%}",
+        )
+    console.print(table)
 
 
 def _table(results: list[CellResult], machine: Machine) -> Table:
