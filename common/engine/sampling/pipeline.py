@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from common.engine.sampling.batch_state import BatchUpdate, IntArray, LogitsRows
+from common.engine.sampling.cpu_kernels.library import SamplingKernels
 from common.engine.sampling.processors.allowed_tokens import AllowedTokens
 from common.engine.sampling.processors.bad_words import BadWords
 from common.engine.sampling.processors.logit_bias import LogitBias
@@ -29,12 +30,17 @@ class Pipeline:
         context: vocabulary size, rows and device.
         processors: custom ones.
         markers: of thinking and tool calls; None when the model has no parser.
+        kernels: for built-in steps that have one; None: torch does them.
     """
 
     def __init__(
-        self, context: ProcessorContext, processors: Sequence[LogitsProcessor], markers: OutputMarkers | None
+        self,
+        context: ProcessorContext,
+        processors: Sequence[LogitsProcessor],
+        markers: OutputMarkers | None,
+        kernels: SamplingKernels | None = None,
     ) -> None:
-        self._allowed = AllowedTokens()
+        self._allowed = AllowedTokens(kernels)
         self._bad_words = BadWords(context.max_rows)
         self._min_tokens = MinTokens()
         self._logit_bias = LogitBias()

@@ -43,6 +43,7 @@ class StepPlan:
         temperature: float32 [R, 1] on the device, 1.0 for greedy rows; None when all are 1.0.
         logprobs: per logits row, None where nothing is asked.
         logprob_rows: index of the logits rows that ask; None when nobody does.
+        token_ids, usable: memory for what a step draws, int64 and bool [R] on the device; every step writes all of it.
     """
 
     persistent: tuple[int, ...]
@@ -57,6 +58,8 @@ class StepPlan:
     temperature: torch.Tensor | None
     logprobs: tuple[LogprobRequest | None, ...]
     logprob_rows: slice | torch.Tensor | None
+    token_ids: torch.Tensor
+    usable: torch.Tensor
 
 
 class RowParameters:
@@ -134,6 +137,8 @@ class RowParameters:
             temperature=None if (scale == 1).all() else self._to_device(scale).unsqueeze(1),
             logprobs=wants,
             logprob_rows=as_index(np.array(asking, dtype=np.int64), self._device) if asking else None,
+            token_ids=torch.empty(len(rows), dtype=torch.int64, device=self._device),
+            usable=torch.empty(len(rows), dtype=torch.bool, device=self._device),
         )
 
     def _chunk(self, piece: IntArray, host: IntArray, *, cuts: bool) -> DrawChunk:

@@ -72,10 +72,10 @@ class Sampler:
         self._outputs: dict[int, list[int]] = {}
         self._parameters = RowParameters(vocab_size, max_rows, device)
         context = ProcessorContext(vocab_size=vocab_size, max_rows=max_rows, device=device)
-        self._pipeline = Pipeline(context, processors, markers)
+        self._kernels = kernels_for(device) if use_kernels else None
+        self._pipeline = Pipeline(context, processors, markers, self._kernels)
         self._drawer = Drawer(vocab_size, device)
         self._raw_memory = torch.empty(0, vocab_size, device=device)
-        self._kernels = kernels_for(device) if use_kernels else None
         self._plan: StepPlan | None = None
 
     def update_batch(self, update: BatchUpdate) -> None:
@@ -122,16 +122,9 @@ class Sampler:
 
     def record(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         """Tokens were accepted: `token_ids[i]` by persistent row `rows[i]`; a row may come several times, in order."""
-        waves: list[tuple[list[int], list[int]]] = []
-        seen: dict[int, int] = {}
         for row, token_id in zip(rows, token_ids, strict=True):
             self._outputs[row].append(token_id)
-            wave = seen[row] = seen.get(row, -1) + 1
-            if wave == len(waves):
-                waves.append(([], []))
-            waves[wave][0].append(row)
-            waves[wave][1].append(token_id)
-        for wave_rows, wave_tokens in waves:
+        for wave_rows, wave_tokens in _waves(rows, token_ids):
             host_rows = np.array(wave_rows, dtype=np.int64)
             self._parameters.count_outputs(host_rows)
             self._pipeline.record(host_rows, np.array(wave_tokens, dtype=np.int64))
@@ -197,12 +190,11 @@ class Sampler:
         self, logits: torch.Tensor, rows: LogitsRows, plan: StepPlan
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Processed logits float32 [R, vocab_size], tokens int64 [R], and which rows had any, bool [R]."""
-        token_ids = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
-        usable = torch.zeros(logits.shape[0], dtype=torch.bool, device=logits.device)
+        token_ids, usable = plan.token_ids, plan.usable
         if plan.greedy_rows.size and self._kernels is not None:
             self._kernels.highest(logits, plan.greedy_rows, token_ids, usable)
         elif plan.greedy_rows.size:
-            token_ids, usable = _highest(logits)
+            token_ids[:], usable[:] = _highest(logits)
         if not plan.chunks:
             return logits, token_ids, usable
         logits, is_scaled = self._pipeline.change_random(logits, rows, plan)
@@ -236,6 +228,21 @@ class Sampler:
         for row, logprobs in zip(asking, found, strict=True):
             reported[row] = None if row in failed else logprobs
         return reported
+
+
+def _waves(rows: Sequence[int], token_ids: Sequence[int]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """(rows, tokens) cut into parts in which no row comes twice, each row's tokens in order."""
+    if len(set(rows)) == len(rows):
+        return [(rows, token_ids)]
+    waves: list[tuple[list[int], list[int]]] = []
+    seen: dict[int, int] = {}
+    for row, token_id in zip(rows, token_ids, strict=True):
+        wave = seen[row] = seen.get(row, -1) + 1
+        if wave == len(waves):
+            waves.append(([], []))
+        waves[wave][0].append(row)
+        waves[wave][1].append(token_id)
+    return list(waves)
 
 
 def _highest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

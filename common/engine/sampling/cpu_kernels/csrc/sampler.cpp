@@ -42,6 +42,17 @@ float highest(const float* row, int64_t size, bool* is_number) {
   return top;
 }
 
+// Makes lane i -inf where bit i of `allowed` is not set.
+void forbid(float* p, uint32_t allowed) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(p, __mmask16(~allowed), _mm512_set1_ps(-INF));
+#else
+  const i16 bit = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                   1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+  store(p, ((i16{} + int32_t(allowed)) & bit) != 0 ? load(p) : f16{} - INF);
+#endif
+}
+
 int64_t first_of(const float* row, int64_t size, float value) {
   const f16 wanted = f16{} + value;
   int64_t i = 0;
@@ -306,13 +317,12 @@ void pd_mask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows
     for (int64_t start = 0; start < vocab; start += 32) {
       const uint32_t word = allowed[start / 32];
       if (word == 0xffffffffu) continue;
-      const int64_t count = std::min<int64_t>(32, vocab - start);
-      if (count == 32 && !word) {
-        store(row + start, f16{} - INF);
-        store(row + start + LANES, f16{} - INF);
+      if (start + 32 <= vocab) {
+        forbid(row + start, word & 0xffff);
+        forbid(row + start + LANES, word >> LANES);
         continue;
       }
-      for (int64_t i = 0; i < count; i++) row[start + i] = word >> i & 1 ? row[start + i] : -INF;
+      for (int64_t i = start; i < vocab; i++) row[i] = word >> (i - start) & 1 ? row[i] : -INF;
     }
   }
 }
