@@ -37,8 +37,10 @@ class _Asked(msgspec.Struct):
 
 def make_app(role: str, num_chunks: int, pause_s: float) -> web.Application:
     """The mock of `role`; D waits `pause_s` between two events."""
+    seen = [0]
 
     async def complete(request: web.Request) -> web.StreamResponse:
+        seen[0] += 1
         asked = msgspec.json.decode(await request.read(), type=_Asked)
         if role == "P":
             return web.Response(body=_PREFILLED, content_type="application/json")
@@ -55,7 +57,11 @@ def make_app(role: str, num_chunks: int, pause_s: float) -> web.Application:
     async def ok(_: web.Request) -> web.Response:
         return web.Response(body=_OK, content_type="application/json")
 
+    async def count(_: web.Request) -> web.Response:
+        return web.Response(text=str(seen[0]))
+
     app = web.Application()
+    app.router.add_get("/count", count)
     app.router.add_post("/v1/completions", complete)
     for path in ("/health", "/ready", "/v1/models", "/metrics", "/get_server_info", "/get_model_info"):
         app.router.add_get(path, ok)

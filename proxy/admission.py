@@ -24,6 +24,7 @@ class Admission:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._busy = asyncio.Event()
         self.num_running = 0
         self.is_closed = False
 
@@ -47,7 +48,9 @@ class Admission:
             raise NotReady("the proxy is shutting down", retry_after_s=1.0)
         if self.num_running < self._config.max_concurrent and not self._waiting:
             self.num_running += 1
-            self._idle.clear()
+            if self.num_running == 1:
+                self._idle.clear()
+                self._busy.set()
             return
         if self.num_waiting >= self._config.max_queued:
             raise QueueFull("too many requests are waiting", retry_after_s=1.0)
@@ -75,10 +78,15 @@ class Admission:
         self.num_running -= 1
         if self.num_running == 0:
             self._idle.set()
+            self._busy.clear()
 
     def close(self) -> None:
         """Let nobody else in; those inside and in line stay."""
         self.is_closed = True
+
+    async def wait_busy(self) -> None:
+        """Return when some request holds a slot."""
+        await self._busy.wait()
 
     async def wait_idle(self) -> None:
         """Return when no request holds a slot."""

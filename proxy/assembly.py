@@ -3,7 +3,9 @@
 Owns: who gets what. Does not know: the event loop, signals.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from common.clock import Clock
@@ -13,6 +15,7 @@ from proxy.admission import Admission
 from proxy.app import ProxyApp
 from proxy.config import Policy, ProxyConfig
 from proxy.fleet.membership import Fleet
+from proxy.fleet.sources import FleetSource, make_sources
 from proxy.fleet.worker import Role
 from proxy.leg_bodies import LegRules
 from proxy.metrics import ProxyMetrics
@@ -23,6 +26,7 @@ from proxy.routing.prefix_affinity import PrefixAffinity
 from proxy.routing.prompt_memory import PromptMemory
 from proxy.routing.round_robin import RoundRobin
 from proxy.services import Services
+from proxy.shared_metrics import SharedMetrics
 from proxy.time_limits import TimeLimits
 from proxy.tls import engine_context
 from proxy.tracing.exporter import TraceExporter
@@ -37,10 +41,20 @@ class Assembled:
     app: ProxyApp
     clients: KeyRing
     admins: KeyRing
+    sources: Mapping[str, FleetSource]
 
 
-def assemble(config: ProxyConfig, clock: Clock, upstream: Upstream, background: Supervisor) -> Assembled:
+def assemble(
+    config: ProxyConfig, clock: Clock, upstream: Upstream, background: Supervisor, metrics_file: Path | None = None
+) -> Assembled:
     """Make everything.
+
+    Args:
+        config: the settings.
+        clock: everybody's clock.
+        upstream: towards the engines.
+        background: for what outlives a request.
+        metrics_file: where this process keeps its counts for its siblings.
 
     Raises:
         ConfigError: a file that the settings name cannot be used.
@@ -52,6 +66,7 @@ def assemble(config: ProxyConfig, clock: Clock, upstream: Upstream, background: 
     # A leg that waits for an engine found dead waits in vain.
     fleet = Fleet(config.fleet, clock, tls, on_death=limits.expire)
     admission = Admission(config.admission)
+    metrics = _metrics(admission, background, fleet)
     services = Services(
         config=config,
         rules=LegRules(
@@ -68,13 +83,20 @@ def assemble(config: ProxyConfig, clock: Clock, upstream: Upstream, background: 
         upstream=upstream,
         admission=admission,
         background=background,
-        metrics=_metrics(admission, background, fleet),
+        metrics=metrics,
+        shared_metrics=None if metrics_file is None else SharedMetrics(metrics_file, metrics),
         limits=limits,
         prompt_memory=PromptMemory(),
         traces=None if tracing.otlp_url is None else TraceExporter(tracing.otlp_url, tracing.service_name, clock),
     )
     clients, admins = KeyRing(config.keys.client_file, clock), KeyRing(config.keys.admin_file, clock)
-    return Assembled(services=services, app=ProxyApp(services, clients, admins), clients=clients, admins=admins)
+    return Assembled(
+        services=services,
+        app=ProxyApp(services, clients, admins),
+        clients=clients,
+        admins=admins,
+        sources=make_sources(config.fleet, fleet),
+    )
 
 
 def make_policy(name: Policy) -> RoutingPolicy:
@@ -94,5 +116,6 @@ def _metrics(admission: Admission, background: Supervisor, fleet: Fleet) -> Prox
     metrics.watch("pd_proxy_tasks", "Background tasks.", lambda: background.num_tasks)
     for role in Role:
         name, text = f"pd_proxy_{role.value}_engines_routable", f"{role.value} engines that legs may go to."
-        metrics.watch(name, text, lambda role=role: len(fleet.routable(role)))  # type: ignore[misc]  # bound per turn
+        # Each process has its own view: the darkest one is told.
+        metrics.watch(name, text, lambda role=role: len(fleet.routable(role)), min)  # type: ignore[misc]  # bound per turn
     return metrics

@@ -13,6 +13,46 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Policy = Literal["round_robin", "least_loaded", "prefix_affinity", "grammar_warm"]
 
 
+class SrvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engines named by DNS SRV records; needs the extra `dns`.
+
+    Attributes:
+        prefill: name whose SRV records are the P engines, e.g. `_http._tcp.prefill.example.org`; null: none.
+        decode: the same for the D engines.
+        scheme: of the engines' URLs.
+        nameserver: `host` or `host:port` to ask; null asks the machine's.
+        max_age_s: records are asked for again after this long, or after their own time to live where that is shorter.
+    """
+
+    prefill: str | None = None
+    decode: str | None = None
+    scheme: Literal["http", "https"] = "http"
+    nameserver: str | None = None
+    max_age_s: Seconds = 10.0
+
+
+class KubernetesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engines named by the EndpointSlices of a cluster; needs the extra `kubernetes`.
+
+    Attributes:
+        prefill: label selector of the P engines' slices, e.g. `kubernetes.io/service-name=prefill`; null: none.
+        decode: the same for the D engines.
+        namespace: where the slices are.
+        port: name of the port; null takes a slice's first one.
+        scheme: of the engines' URLs.
+        kubeconfig: file that says how to reach the cluster; null is for a proxy that runs inside it.
+        retry_s: pause after a failure.
+    """
+
+    prefill: str | None = None
+    decode: str | None = None
+    namespace: str = "default"
+    port: str | None = None
+    scheme: Literal["http", "https"] = "http"
+    kubeconfig: str | None = None
+    retry_s: Seconds = 2.0
+
+
 class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engines, and how their health is watched.
 
@@ -21,7 +61,10 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         decode: base URLs of the D engines.
         file: JSON file `{"prefill": [...], "decode": [...]}` with further engines, read again when it changes.
         file_poll_s: how often to look whether it has.
+        srv: engines from DNS; null: none.
+        kubernetes: engines from a cluster; null: none.
         probe_interval_s: pause between two `/ready` probes of one engine.
+        calm_probe_interval_s: the same while every engine is ready and has nothing to do.
         probe_timeout_s: a probe without an answer after this long has failed.
         failures_until_dead: failed probes in a row that take an engine out; a refused connection does so at once.
         breaker_failures: failed legs in a row that open an engine's circuit.
@@ -32,7 +75,10 @@ class FleetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     decode: tuple[str, ...] = ()
     file: str | None = None
     file_poll_s: Seconds = 1.0
+    srv: SrvConfig | None = None
+    kubernetes: KubernetesConfig | None = None
     probe_interval_s: Seconds = 0.5
+    calm_probe_interval_s: Seconds = 2.0
     probe_timeout_s: Seconds = 1.5
     failures_until_dead: Positive = 3
     breaker_failures: Positive = 5

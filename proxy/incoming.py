@@ -44,20 +44,27 @@ async def read_body(http: web.BaseRequest, config: ProxyConfig) -> bytes:
         PayloadTooLarge: more than `max_body_bytes`, as declared or as counted.
         InvalidRequest: cut off, not encoded as declared, or too slow.
     """
-    too_large = PayloadTooLarge(f"the body may have at most {config.max_body_bytes} bytes")
     if (http.content_length or 0) > config.max_body_bytes:
-        raise too_large
+        raise _too_large(config)
     try:
         if http.content.is_eof():
-            return await http.read()  # a small body has come with the head: there is nothing to wait for
+            # A small body has come with the head: there is nothing to wait for.
+            body = http.content.read_nowait()
+            if len(body) > config.max_body_bytes:
+                raise _too_large(config)
+            return body
         async with asyncio.timeout(config.timeouts.body_s):
             return await http.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise too_large from error
+        raise _too_large(config) from error
     except (web.RequestPayloadError, PayloadEncodingError, ContentEncodingError) as error:
         raise InvalidRequest("the body could not be read: it is cut off or not encoded as declared") from error
     except TimeoutError as error:
         raise InvalidRequest("the body did not arrive in time") from error
+
+
+def _too_large(config: ProxyConfig) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body may have at most {config.max_body_bytes} bytes")
 
 
 def json_response(body: bytes, status: int = 200) -> web.Response:

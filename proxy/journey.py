@@ -196,7 +196,7 @@ class Journey:
         worker = self._services.pick(Role.DECODE, self._call)
         if worker is None:
             raise NotReady("no decode engine is ready", retry_after_s=1.0)
-        if self._services.fleet.is_starting(Role.PREFILL):
+        if not self._services.fleet.is_ready() and self._services.fleet.is_starting(Role.PREFILL):
             raise NotReady("no prefill engine is ready yet", retry_after_s=1.0)
         self._load_decode(worker)
         return worker

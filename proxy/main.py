@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging("proxy", config.log_json, config.log_level)
         if options.workers > 1:
             return _run(run_workers(options.config, options.workers))
-        _run(_serve(options.config, config, reuse_port=options.reuse_port))
+        _run(_serve(options.config, config, options.metrics_file))
     except ConfigError as error:
         sys.stderr.write(f"pd-proxy: {error}\n")
         return 2
@@ -67,7 +67,8 @@ def load(path: str) -> ProxyConfig:
                 raise ConfigError(f"{path}: key `proxy.fleet.{role}`: {url!r} must start with http:// or https://")
     if config.tracing.otlp_url is not None and not config.tracing.otlp_url.startswith("http://"):
         raise ConfigError(f"{path}: key `proxy.tracing.otlp_url` must start with http://")
-    if not config.fleet.decode and config.fleet.file is None:
+    sources = (config.fleet.file, config.fleet.srv, config.fleet.kubernetes)
+    if not config.fleet.decode and all(source is None for source in sources):
         raise ConfigError(f"{path}: key `proxy.fleet.decode` names no engine; at least one URL is needed")
     return _with_absolute_files(config, Path(path).resolve().parent)
 
@@ -79,6 +80,10 @@ def _with_absolute_files(config: ProxyConfig, folder: Path) -> ProxyConfig:
         names = [name for name in part.__struct_fields__ if name == "file" or name.endswith("_file")]
         files = {name: str(folder / getattr(part, name)) for name in names if getattr(part, name) is not None}
         parts[section] = msgspec.structs.replace(part, **files)
+    cluster = config.fleet.kubernetes
+    if cluster is not None and cluster.kubeconfig is not None:
+        cluster = msgspec.structs.replace(cluster, kubeconfig=str(folder / cluster.kubeconfig))
+        parts["fleet"] = msgspec.structs.replace(parts["fleet"], kubernetes=cluster)
     return msgspec.structs.replace(config, **parts)
 
 
@@ -87,7 +92,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("command", nargs="?", choices=["serve", "check"], default="serve", help="check only validates")
     parser.add_argument("--config", required=True, help="YAML file with a section `proxy`")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the port")
-    parser.add_argument("--reuse-port", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--metrics-file", type=Path, help=argparse.SUPPRESS)  # one of several workers
     return parser.parse_args(argv)
 
 
@@ -108,8 +113,9 @@ async def _check(config: ProxyConfig) -> None:
         assemble(config, SystemClock(), upstream, background)
 
 
-async def _serve(path: str, config: ProxyConfig, *, reuse_port: bool) -> None:
-    async with running(config, SystemClock(), reuse_port=reuse_port) as proxy:
+async def _serve(path: str, config: ProxyConfig, metrics_file: Path | None) -> None:
+    is_sharing = metrics_file is not None
+    async with running(config, SystemClock(), reuse_port=is_sharing, metrics_file=metrics_file) as proxy:
         signal = await wait_for_signal(on_hangup=lambda: _reload(path, proxy))
         _log.info("proxy.stopping", signal=signal.name)
     _log.info("proxy.stopped")

@@ -5,8 +5,9 @@ Counting is plain arithmetic on the request's way; Prometheus' types are made wh
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import msgspec
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -15,6 +16,22 @@ from prometheus_client.registry import Collector
 from common.telemetry.metrics import FALLBACK, SHORT_BUCKETS_S, STAGE_BUCKETS_S, TTFT, TTFT_BUCKETS_S, TTFT_STAGE
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+_MAX_UNSORTED = 256
+_Watched = tuple[str, Callable[[], float], Callable[[list[float]], float]]
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one proxy has counted, as it travels between the processes of `--workers N`.
+
+    Attributes:
+        counts: counter → (labels, count) each.
+        durations: histogram → (labels, number per bucket, sum in seconds) each.
+        gauges: gauge → its value now.
+    """
+
+    counts: dict[str, list[tuple[tuple[str, ...], int]]]
+    durations: dict[str, list[tuple[tuple[str, ...], list[int], float]]]
+    gauges: dict[str, float]
 
 
 class Tally(Collector):
@@ -29,6 +46,15 @@ class Tally(Collector):
     def inc(self, *labels: str) -> None:
         """One more."""
         self._counts[labels] = self._counts.get(labels, 0) + 1
+
+    def counts(self) -> list[tuple[tuple[str, ...], int]]:
+        """All of it."""
+        return list(self._counts.items())
+
+    def add(self, counts: Iterable[tuple[tuple[str, ...], int]]) -> None:
+        """What another one counted."""
+        for labels, count in counts:
+            self._counts[labels] = self._counts.get(labels, 0) + count
 
     def collect(self) -> Iterator[Metric]:
         """For the registry."""
@@ -58,6 +84,17 @@ class Durations(Collector):
         counts[bisect_left(self._bounds_s, seconds)] += 1
         self._sums_s[labels] += seconds
 
+    def counts(self) -> list[tuple[tuple[str, ...], list[int], float]]:
+        """All of it."""
+        return [(labels, counts, self._sums_s[labels]) for labels, counts in self._counts.items()]
+
+    def add(self, counts: Iterable[tuple[tuple[str, ...], list[int], float]]) -> None:
+        """What another one observed."""
+        for labels, more, sum_s in counts:
+            known = self._counts.get(labels, [0] * (len(self._bounds_s) + 1))
+            self._counts[labels] = [a + b for a, b in zip(known, more, strict=True)]
+            self._sums_s[labels] = self._sums_s.get(labels, 0.0) + sum_s
+
     def collect(self) -> Iterator[Metric]:
         """For the registry."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
@@ -75,6 +112,10 @@ class ProxyMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._tallies: dict[str, Tally] = {}
+        self._histograms: dict[str, Durations] = {}
+        self._gauges: dict[str, _Watched] = {}
+        self._unsorted: list[tuple[str, float, Mapping[str, float]]] = []
         self._ttft = self._durations(TTFT.name, "Request received to first token sent.", TTFT.labels, TTFT_BUCKETS_S)
         self._stages = self._durations(TTFT_STAGE.name, TTFT_STAGE.help, TTFT_STAGE.labels, STAGE_BUCKETS_S)
         self.loop_lag = self._durations(
@@ -88,26 +129,60 @@ class ProxyMetrics:
         )
         self.releases = self._tally("pd_proxy_kv_releases", "P told to release KV, by result.", "result")
 
-    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when scraped."""
+    def watch(
+        self, name: str, text: str, read: Callable[[], float], join: Callable[[list[float]], float] = sum
+    ) -> None:
+        """A gauge that is read when scraped; `join` makes one value of several processes' values."""
+        self._gauges[name] = (text, read, join)
         Gauge(name, text, registry=self._registry).set_function(read)
 
     def observe_ttft(self, kind: str, ttft_s: float, stages_s: Mapping[str, float]) -> None:
-        """Record one request's TTFT and its stages."""
-        self._ttft.observe(ttft_s, kind)
-        for stage, seconds in stages_s.items():
-            self._stages.observe(seconds, stage, kind)
+        """Record one request's TTFT and its stages; sorted into buckets later, many at once."""
+        self._unsorted.append((kind, ttft_s, stages_s))
+        if len(self._unsorted) >= _MAX_UNSORTED:
+            self._sort()
 
-    def expose(self) -> bytes:
-        """The text format."""
-        return generate_latest(self._registry)
+    def _sort(self) -> None:
+        unsorted, self._unsorted = self._unsorted, []
+        for kind, ttft_s, stages_s in unsorted:
+            self._ttft.observe(ttft_s, kind)
+            for stage, seconds in stages_s.items():
+                self._stages.observe(seconds, stage, kind)
+
+    def snapshot(self) -> Snapshot:
+        """Everything as it stands."""
+        self._sort()
+        return Snapshot(
+            counts={name: tally.counts() for name, tally in self._tallies.items()},
+            durations={name: histogram.counts() for name, histogram in self._histograms.items()},
+            gauges={name: read() for name, (_, read, _) in self._gauges.items()},
+        )
+
+    def expose(self, others: Iterable[Snapshot] = ()) -> bytes:
+        """The text format; `others` are counted in."""
+        self._sort()
+        more = list(others)
+        return generate_latest(self._joined(more)._registry if more else self._registry)
+
+    def _joined(self, others: list[Snapshot]) -> "ProxyMetrics":
+        joined = ProxyMetrics()
+        every = [self.snapshot(), *others]
+        for one in every:
+            for name, counts in one.counts.items():
+                joined._tallies[name].add(counts)
+            for name, durations in one.durations.items():
+                joined._histograms[name].add(durations)
+        for name, (text, _, join) in self._gauges.items():
+            value = join([one.gauges[name] for one in every if name in one.gauges])
+            joined.watch(name, text, lambda value=value: value)  # type: ignore[misc]  # bound per turn
+        return joined
 
     def _tally(self, name: str, text: str, *labels: str) -> Tally:
-        tally = Tally(name, text, labels)
+        tally = self._tallies[name] = Tally(name, text, labels)
         self._registry.register(tally)
         return tally
 
     def _durations(self, name: str, text: str, labels: tuple[str, ...], bounds_s: tuple[float, ...]) -> Durations:
-        durations = Durations(name, text, labels, bounds_s)
+        durations = self._histograms[name] = Durations(name, text, labels, bounds_s)
         self._registry.register(durations)
         return durations

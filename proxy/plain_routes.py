@@ -77,4 +77,6 @@ class PlainRoutes:
 
     async def metrics(self, _: Incoming) -> web.StreamResponse:
         """Prometheus text."""
-        return web.Response(body=self._services.metrics.expose(), headers={"Content-Type": METRICS_TYPE})
+        shared = self._services.shared_metrics
+        text = self._services.metrics.expose(() if shared is None else shared.others())
+        return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})

@@ -9,6 +9,7 @@ import resource
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -21,7 +22,6 @@ from proxy.admission import Admission
 from proxy.app import ProxyApp
 from proxy.assembly import Assembled, assemble
 from proxy.config import ProxyConfig
-from proxy.fleet.file_source import FileSource
 from proxy.fleet.health import Monitor
 from proxy.fleet.membership import Source
 from proxy.fleet.worker import Role
@@ -82,8 +82,16 @@ class RunningProxy:
 
 
 @asynccontextmanager
-async def running(config: ProxyConfig, clock: Clock, *, reuse_port: bool = False) -> AsyncIterator[RunningProxy]:
+async def running(
+    config: ProxyConfig, clock: Clock, *, reuse_port: bool = False, metrics_file: Path | None = None
+) -> AsyncIterator[RunningProxy]:
     """A proxy that serves while the block runs and drains when it is left.
+
+    Args:
+        config: the settings.
+        clock: its clock.
+        reuse_port: share the port with sibling processes.
+        metrics_file: where to keep counts for them.
 
     Raises:
         StartupError: the port cannot be had.
@@ -95,12 +103,12 @@ async def running(config: ProxyConfig, clock: Clock, *, reuse_port: bool = False
             Upstream(connect_s=config.timeouts.connect_s, keepalive_s=config.keepalive_s)
         )
         background = await stack.enter_async_context(Supervisor())
-        assembled = assemble(config, clock, upstream, background)
+        assembled = assemble(config, clock, upstream, background, metrics_file)
         runner = web.ServerRunner(_server(config, assembled.app), shutdown_timeout=_CLOSE_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         port = await _listen(runner, config, tls, reuse_port=reuse_port)
-        _watch(assembled.services)
+        _watch(assembled)
         _log.info("proxy.listening", host=config.host, port=port, tls=tls is not None)
         yield RunningProxy(assembled, port)
         await _drain(runner, assembled.services.admission, config.drain_s)
@@ -108,7 +116,8 @@ async def running(config: ProxyConfig, clock: Clock, *, reuse_port: bool = False
             await assembled.services.traces.flush()
 
 
-def _watch(services: Services) -> None:
+def _watch(assembled: Assembled) -> None:
+    services = assembled.services
     config = services.config
     headers = {} if config.engine_api_key is None else {"Authorization": f"Bearer {config.engine_api_key}"}
     monitor = Monitor(services.fleet, services.upstream, config.fleet, headers)
@@ -116,14 +125,16 @@ def _watch(services: Services) -> None:
     services.background.spawn(_watch_lag(services), name="lag")
     if services.traces is not None:
         services.background.spawn(services.traces.run(), name="traces")
-    if config.fleet.file is not None:
-        source = FileSource(config.fleet.file, services.fleet, config.fleet.file_poll_s)
-        services.background.spawn(source.run(), name="fleet-file")
+    if services.shared_metrics is not None:
+        services.background.spawn(services.shared_metrics.run(), name="metrics")
+    for name, source in assembled.sources.items():
+        services.background.spawn(source.run(), name=name)
 
 
 async def _watch_lag(services: Services) -> None:
-    """How late the event loop comes to what is due: the delay that it adds to everybody's bytes."""
+    """How late the event loop comes to what is due while it serves: the delay that it adds to everybody's bytes."""
     while True:
+        await services.admission.wait_busy()
         due_s = services.clock.now_s() + _LAG_PROBE_S
         await asyncio.sleep(_LAG_PROBE_S)
         services.metrics.loop_lag.observe(max(0.0, services.clock.now_s() - due_s))

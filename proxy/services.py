@@ -20,6 +20,7 @@ from proxy.leg_bodies import LegRules
 from proxy.metrics import ProxyMetrics
 from proxy.routing.policy import RoutingPolicy
 from proxy.routing.prompt_memory import PromptMemory
+from proxy.shared_metrics import SharedMetrics
 from proxy.time_limits import TimeLimits
 from proxy.tracing.exporter import TraceExporter
 from proxy.upstream import Upstream
@@ -46,6 +47,7 @@ class Services:
     limits: TimeLimits
     prompt_memory: PromptMemory
     traces: TraceExporter | None = None
+    shared_metrics: SharedMetrics | None = None
 
     def pick(self, role: Role, call: Call, excluded: Collection[Worker] = ()) -> Worker | None:
         """A routable worker of `role` outside `excluded`, by policy; None when there is none."""

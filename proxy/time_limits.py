@@ -18,17 +18,20 @@ class TimeLimits:
 
     Args:
         clock: what limits are measured by.
+
+    Attributes:
+        running: limits that somebody is inside of; `Limit` alone changes it.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._running: set[Limit] = set()
+        self.running: set[Limit] = set()
         self._look: asyncio.TimerHandle | None = None
 
     @property
     def num_running(self) -> int:
         """Limits that somebody is inside of."""
-        return len(self._running)
+        return len(self.running)
 
     def limit(self, seconds: float, owner: Hashable = None) -> "Limit":
         """A context manager whose block may run for `seconds`.
@@ -40,25 +43,20 @@ class TimeLimits:
 
     def expire(self, owner: Hashable) -> None:
         """Let every limit of `owner` run out now."""
-        for limit in [limit for limit in self._running if limit.owner is owner]:
+        for limit in [limit for limit in self.running if limit.owner is owner]:
             limit.run_out()
 
-    def add(self, limit: "Limit") -> None:
-        """For `Limit`: it begins."""
-        self._running.add(limit)
+    def keep_looking(self) -> None:
+        """For `Limit`: one has begun."""
         if self._look is None:
             self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_at_all)
 
-    def remove(self, limit: "Limit") -> None:
-        """For `Limit`: it is over."""
-        self._running.discard(limit)
-
     def _look_at_all(self) -> None:
         now_s = self.clock.now_s()
-        for limit in [limit for limit in self._running if limit.ends_s <= now_s]:
+        for limit in [limit for limit in self.running if limit.ends_s <= now_s]:
             limit.run_out()
         # Nobody waits: no more looks until somebody does, so that an idle proxy stays idle.
-        self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_at_all) if self._running else None
+        self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_at_all) if self.running else None
 
 
 class Limit:
@@ -89,13 +87,14 @@ class Limit:
         if task is None:
             raise RuntimeError("limits are for tasks")
         self._num_cancelled_before = task.cancelling()
-        self._limits.add(self)
+        self._limits.running.add(self)
+        self._limits.keep_looking()
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._limits.remove(self)
+        self._limits.running.discard(self)
         if self._has_run_out and self._task is not None:
             # Ours to turn only if nobody else cancelled the task as well (as asyncio.timeout has it).
             is_ours = self._task.uncancel() <= self._num_cancelled_before

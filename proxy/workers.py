@@ -6,10 +6,13 @@ Owns: starting them, starting a lost one again, ending all of them together. Doe
 import asyncio
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 import structlog
 
 from common.tasks import only_cause, wait_for_signal
+from proxy.shared_metrics import file_of, set_aside
 
 _log = structlog.get_logger(__name__)
 _COULD_NOT_START = (1, 2)
@@ -28,11 +31,8 @@ async def run_workers(config_path: str, num_workers: int) -> int:
     """Run `num_workers` proxies until a signal; the exit status."""
     children: dict[int, asyncio.subprocess.Process] = {}
     try:
-        async with asyncio.TaskGroup() as group:
-            keepers = [group.create_task(_keep(number, config_path, children)) for number in range(num_workers)]
-            await wait_for_signal(on_hangup=lambda: _send(children, signal.SIGHUP))
-            for keeper in keepers:
-                keeper.cancel()
+        with tempfile.TemporaryDirectory(prefix="pd-proxy-") as folder:
+            await _run_in(Path(folder), config_path, num_workers, children)
     except BaseExceptionGroup as errors:
         cause = only_cause(errors)
         if not isinstance(cause, WorkerFailed):
@@ -41,9 +41,20 @@ async def run_workers(config_path: str, num_workers: int) -> int:
     return 0
 
 
-async def _keep(number: int, config_path: str, children: dict[int, asyncio.subprocess.Process]) -> None:
+async def _run_in(
+    folder: Path, config_path: str, num_workers: int, children: dict[int, asyncio.subprocess.Process]
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        keepers = [group.create_task(_keep(number, config_path, folder, children)) for number in range(num_workers)]
+        await wait_for_signal(on_hangup=lambda: _send(children, signal.SIGHUP))
+        for keeper in keepers:
+            keeper.cancel()
+
+
+async def _keep(number: int, config_path: str, folder: Path, children: dict[int, asyncio.subprocess.Process]) -> None:
+    command = [sys.executable, "-m", "proxy", "--config", config_path]
+    command += ["--metrics-file", str(file_of(folder, number))]
     while True:
-        command = [sys.executable, "-m", "proxy", "--config", config_path, "--reuse-port"]
         # Children live in sessions of their own: Ctrl-C reaches the parent alone, which passes it on.
         child = await asyncio.create_subprocess_exec(*command, start_new_session=True)
         children[number] = child
@@ -54,6 +65,7 @@ async def _keep(number: int, config_path: str, children: dict[int, asyncio.subpr
             await child.wait()
             raise
         _log.error("worker.lost", worker=number, status=status)
+        set_aside(folder, number)
         if status in _COULD_NOT_START:
             raise WorkerFailed(status)
         await asyncio.sleep(_PAUSE_S)

@@ -16,7 +16,9 @@ def encode(stages_s: Mapping[str, float]) -> str:
 def decode(header: str | None) -> dict[str, float]:
     """Stage name → seconds; metrics without a readable `dur` are left out."""
     stages: dict[str, float] = {}
-    for metric in (header or "").split(","):
+    if not header:
+        return stages
+    for metric in header.split(","):
         name, *parameters = [part.strip() for part in metric.split(";")]
         for parameter in parameters:
             key, _, value = parameter.partition("=")

@@ -47,11 +47,13 @@ class Breaker:
 
     def allows(self) -> bool:
         """Whether a leg may be sent now; changes nothing."""
+        if self._opened_s is None:
+            return True
         status = self.status
         if status is BreakerState.HALF_OPEN:
             # A trial that never reported back (its request was cancelled) must not lock the engine out for good.
             return self._trial_s is None or self._clock.now_s() - self._trial_s >= self._cooldown_s
-        return status is BreakerState.CLOSED
+        return False
 
     def on_sent(self) -> None:
         """A leg goes out; in HALF_OPEN it is the trial."""

@@ -1,6 +1,7 @@
 """Probes: asks every engine's `/ready` and moves its health (STARTING, READY, DEAD).
 
-Owns: when a probe counts, and the loop. Does not know: real traffic (that is the breaker's).
+Owns: when a probe counts, and the loop, which slows down while all are well and idle.
+Does not know: what comes of real traffic (that is the breaker's).
 """
 
 import asyncio
@@ -51,7 +52,15 @@ class Monitor:
                 for worker in members:
                     if worker not in busy:
                         busy[worker] = group.create_task(self.probe(worker))
-                await asyncio.sleep(self._config.probe_interval_s)
+                is_calm = all(map(self._is_calm, members))
+                config = self._config
+                pause_s = config.calm_probe_interval_s if is_calm else config.probe_interval_s
+                await self._fleet.wait_for_newcomer(pause_s)
+
+    def _is_calm(self, worker: Worker) -> bool:
+        """Whether it is well and idle: nobody is hurt if it is found dead a moment later."""
+        settled = worker.state in (WorkerState.READY, WorkerState.DRAINING)
+        return settled and worker.num_legs == 0 and not self._failures.get(worker) and worker.breaker.allows()
 
     async def probe(self, worker: Worker) -> None:
         """Ask once and judge."""

@@ -6,6 +6,7 @@ Owns: who belongs to the fleet and the questions routing asks of it. Does not kn
 import asyncio
 import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 
 from common.clock import Clock
@@ -19,6 +20,8 @@ class Source(Enum):
 
     CONFIG = "config"
     FILE = "file"
+    SRV = "srv"
+    KUBERNETES = "kubernetes"
     ADMIN = "admin"
 
 
@@ -46,6 +49,7 @@ class Fleet:
         self._clock = clock
         self._workers: dict[Role, dict[str, Worker]] = {role: {} for role in Role}
         self._ready = asyncio.Event()
+        self._grown = asyncio.Event()
         self.apply(Source.CONFIG, {Role.PREFILL: config.prefill, Role.DECODE: config.decode})
 
     def apply(self, source: Source, urls: Mapping[Role, Iterable[str]]) -> None:
@@ -66,6 +70,7 @@ class Fleet:
             breaker = Breaker(self._clock, self._config.breaker_failures, self._config.breaker_cooldown_s)
             worker = known[key] = Worker(role, key, breaker, on_move=self._on_move, tls=self._tls)
             self._sources[worker] = source
+            self._grown.set()
             self._on_change()
         return known[key]
 
@@ -99,14 +104,21 @@ class Fleet:
 
     def is_ready(self) -> bool:
         """Whether both roles have a worker in READY."""
-        return all(any(w.state is WorkerState.READY for w in self._workers[role].values()) for role in Role)
+        return self._ready.is_set()
 
     async def wait_ready(self) -> None:
         """Return when `is_ready` holds."""
         await self._ready.wait()
 
+    async def wait_for_newcomer(self, within_s: float) -> None:
+        """Return when somebody joins, or after `within_s`."""
+        self._grown.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._grown.wait()
+
     def _on_change(self) -> None:
-        if self.is_ready():
+        if all(any(w.state is WorkerState.READY for w in self._workers[role].values()) for role in Role):
             self._ready.set()
         else:
             self._ready.clear()

@@ -1,6 +1,7 @@
 """What operators do: keys, the fleet at run time, aborts, TLS, CORS, drain, reload, several workers."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import signal
@@ -276,16 +277,30 @@ async def test_several_workers_share_the_port_and_a_lost_one_comes_back(tmp_path
         proxy = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
         try:
             async with asyncio.timeout(30), aiohttp.ClientSession() as session:
-                await serves(session, f"http://127.0.0.1:{port}{COMPLETIONS}")
+                for _ in range(6):
+                    await serves(session, f"http://127.0.0.1:{port}{COMPLETIONS}")
+                await counts(session, f"http://127.0.0.1:{port}/metrics", 6)
                 first, second = psutil.Process(proxy.pid).children()
                 first.kill()
                 while len({child.pid for child in psutil.Process(proxy.pid).children()} - {first.pid}) < 2:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.05)
                 second.kill()
                 await serves(session, f"http://127.0.0.1:{port}{COMPLETIONS}")
+                await counts(session, f"http://127.0.0.1:{port}/metrics", 7)
         finally:
             proxy.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(proxy.wait(), 10) == 0
+
+
+async def counts(session: aiohttp.ClientSession, url: str, number: int) -> None:
+    """Scrape, whichever process answers, until it tells of `number` requests in all."""
+    told = f'pd_proxy_requests_total{{outcome="done",path="{COMPLETIONS}"}} {number}.0\n'
+    while True:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with session.get(url, headers={"Connection": "close"}) as answer:
+                if told in await answer.text():
+                    return
+        await asyncio.sleep(0.05)  # other processes, whose files are a second old
 
 
 async def serves(session: aiohttp.ClientSession, url: str) -> None:

@@ -16,7 +16,7 @@ from proxy.server import RunningProxy, running
 from proxy.services import Services
 from tests.support.mock_engine import MockEngine, serving
 
-FAST_PROBES = {"probe_interval_s": 0.02, "probe_timeout_s": 0.5}
+FAST_PROBES = {"probe_interval_s": 0.02, "calm_probe_interval_s": 0.02, "probe_timeout_s": 0.5}
 
 
 @dataclass
