@@ -25,11 +25,15 @@ class DecodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         peer_ttl_s: a P unused this long is forgotten.
         max_pulls: most pulls that read at the same time; more wait.
         nixl_backend: NIXL plugin that moves KV.
+        kv_buffer_device: where the transport finds the KV: in the pool itself (`device`); `cpu` asks for host memory,
+            which is the pool of a CPU engine and is not there for a CUDA engine (refused at start-up).
         api_key: what clients must send as `Authorization: Bearer`; null lets everyone in.
         max_body_bytes: larger request bodies answer 413.
         drain_s: how long requests may finish after SIGTERM.
         log_json: log lines as JSON instead of for a person's eyes.
         log_level: lowest level shown.
+        otlp_url: a collector's OTLP/HTTP endpoint for this engine's part of the traces that the proxy, or another
+            caller, keeps; null makes no spans.
     """
 
     host: str = "127.0.0.1"
@@ -42,8 +46,10 @@ class DecodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     peer_ttl_s: Seconds = 600.0
     max_pulls: Positive = 1024
     nixl_backend: str = "UCX"
+    kv_buffer_device: Literal["device", "cpu"] = "device"
     api_key: str | None = None
     max_body_bytes: Positive = 64 << 20
     drain_s: Seconds = 30.0
     log_json: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    otlp_url: str | None = None

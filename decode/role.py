@@ -77,6 +77,7 @@ class DecodeRole:
             drain_s=config.drain_s,
             log_json=config.log_json,
             log_level=config.log_level,
+            otlp_url=config.otlp_url,
         )
 
     def load(self, engine_id: str, port: int, metrics: Metrics) -> DecodeProcess:  # noqa: ARG002 - P needs the port
@@ -131,6 +132,10 @@ def kv_readings(stats: Callable[[], ConsumerStats]) -> Source:
             buckets=tuple(zip(seconds.bounds, up_to[:-1], strict=True)),
         )
         yield Reading(metrics.KV_PULL_BYTES, now.bytes_pulled)
+        yield Reading(metrics.KV_PULL_DESCRIPTORS, now.descriptors)
+        yield Reading(metrics.KV_HANDSHAKES, now.handshakes, ("begun",))
+        yield Reading(metrics.KV_HANDSHAKES, now.handshake_failures, ("failed",))
+        yield Reading(metrics.KV_PEERS, now.peers_ready)
         for cause, number in now.pulls_failed.items():
             yield Reading(metrics.KV_PULL_FAILURES, number, (cause.value,))
 

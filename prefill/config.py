@@ -23,11 +23,15 @@ class PrefillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         lease_ttl_s: how long KV is held for D without a heartbeat.
         max_leases: most handoffs held at a time; one more answers 429.
         nixl_backend: NIXL plugin that moves KV.
+        kv_buffer_device: where the transport finds the KV: in the pool itself (`device`); `cpu` asks for host memory,
+            which is the pool of a CPU engine and is not there for a CUDA engine (refused at start-up).
         api_key: what clients must send as `Authorization: Bearer`; null lets everyone in.
         max_body_bytes: larger request bodies answer 413.
         drain_s: how long requests may finish after SIGTERM.
         log_json: log lines as JSON instead of for a person's eyes.
         log_level: lowest level shown.
+        otlp_url: a collector's OTLP/HTTP endpoint for this engine's part of the traces that the proxy, or another
+            caller, keeps; null makes no spans.
     """
 
     host: str = "127.0.0.1"
@@ -38,8 +42,10 @@ class PrefillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lease_ttl_s: Seconds = 30.0
     max_leases: Positive = 8192
     nixl_backend: str = "UCX"
+    kv_buffer_device: Literal["device", "cpu"] = "device"
     api_key: str | None = None
     max_body_bytes: Positive = 64 << 20
     drain_s: Seconds = 30.0
     log_json: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    otlp_url: str | None = None

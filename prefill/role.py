@@ -83,6 +83,7 @@ class PrefillRole:
             drain_s=config.drain_s,
             log_json=config.log_json,
             log_level=config.log_level,
+            otlp_url=config.otlp_url,
         )
 
     def load(self, engine_id: str, port: int, metrics: Metrics) -> PrefillProcess:
@@ -128,5 +129,7 @@ def kv_readings(stats: Callable[[], ProducerStats]) -> Source:
         yield Reading(metrics.LEASES_HELD, now.leases_held)
         for cause, number in now.leases_released.items():
             yield Reading(metrics.LEASES_RELEASED, number, (cause.value,))
+        yield Reading(metrics.KV_NOTIFICATIONS, now.late_notifications, ("late",))
+        yield Reading(metrics.KV_NOTIFICATIONS, now.unreadable_notifications, ("unreadable",))
 
     return read

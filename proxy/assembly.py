@@ -10,10 +10,11 @@ from random import Random
 
 from common.clock import Clock
 from common.tasks import Supervisor
+from common.tracing.exporter import TraceExporter
 from proxy.access import KeyRing
 from proxy.admission import Admission
 from proxy.app import ProxyApp
-from proxy.config import Policy, ProxyConfig
+from proxy.config import Policy, ProxyConfig, TracingConfig
 from proxy.fleet.membership import Fleet
 from proxy.fleet.sources import FleetSource, make_sources
 from proxy.fleet.worker import Role
@@ -29,7 +30,7 @@ from proxy.services import Services
 from proxy.shared_metrics import SharedMetrics
 from proxy.time_limits import TimeLimits
 from proxy.tls import engine_context
-from proxy.tracing.exporter import TraceExporter
+from proxy.tracing.collector import HttpCollector
 from proxy.upstream import Upstream
 
 
@@ -61,7 +62,7 @@ def assemble(
     """
     uses_tls = any(url.startswith("https:") for url in (*config.fleet.prefill, *config.fleet.decode))
     has_own_tls = config.engine_tls.ca_file is not None or config.engine_tls.cert_file is not None
-    limits, tracing = TimeLimits(clock), config.tracing
+    limits = TimeLimits(clock)
     tls = engine_context(config.engine_tls) if uses_tls or has_own_tls else None
     # A leg that waits for an engine found dead waits in vain.
     fleet = Fleet(config.fleet, clock, tls, on_death=limits.expire)
@@ -87,7 +88,7 @@ def assemble(
         shared_metrics=None if metrics_file is None else SharedMetrics(metrics_file, metrics),
         limits=limits,
         prompt_memory=PromptMemory(),
-        traces=None if tracing.otlp_url is None else TraceExporter(tracing.otlp_url, tracing.service_name, clock),
+        traces=_exporter(config.tracing, clock),
     )
     clients, admins = KeyRing(config.keys.client_file, clock), KeyRing(config.keys.admin_file, clock)
     return Assembled(
@@ -97,6 +98,12 @@ def assemble(
         admins=admins,
         sources=make_sources(config.fleet, fleet),
     )
+
+
+def _exporter(config: TracingConfig, clock: Clock) -> TraceExporter | None:
+    if config.otlp_url is None:
+        return None
+    return TraceExporter(HttpCollector(config.otlp_url), config.service_name, clock)
 
 
 def make_policy(name: Policy) -> RoutingPolicy:

@@ -12,7 +12,8 @@ import msgspec
 
 from common.clock import Deadline
 from common.errors import InvalidRequest
-from proxy.tracing.context import TraceContext
+from common.tracing.context import HEADER as TRACE
+from common.tracing.context import TraceContext
 
 Fields = Mapping[str, bytes | msgspec.Raw]
 """Field name → its JSON exactly as the client spelled it."""
@@ -94,6 +95,10 @@ class Call:
     received_s: float
     deadline: Deadline
     trace: TraceContext | None = None
+
+    def headers_of(self, leg: str) -> Mapping[str, str]:
+        """The headers of one leg: where the request is traced, the leg's own span is what they name."""
+        return self.headers if self.trace is None else {**self.headers, TRACE: self.trace.traceparent_of(leg)}
 
 
 def parse_fields(body: bytes) -> dict[str, msgspec.Raw]:

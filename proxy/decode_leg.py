@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.openai import sse
+from common.tracing.context import ANSWER_HEADER as TRACED
 from common.wire import timing
 from proxy.call import Call
 from proxy.fleet.worker import Worker
@@ -27,12 +28,14 @@ class Started:
         first: the first bytes of a stream, or the whole body.
         is_stream: whether it is an event stream.
         stages_s: what D reports about its part of the TTFT.
+        is_traced: whether D makes spans of its own.
     """
 
     answer: OpenAnswer
     first: bytes
     is_stream: bool
     stages_s: Mapping[str, float]
+    is_traced: bool = False
 
 
 async def decode(
@@ -52,11 +55,12 @@ async def decode(
 
 
 async def _begin(call: Call, body: bytes, worker: Worker, services: Services, opened: list[OpenAnswer]) -> Started:
-    answer = await services.upstream.send(worker, call.path, body, call.headers)
+    answer = await services.upstream.send(worker, call.path, body, call.headers_of("decode"))
     opened.append(answer)
     if answer.status >= 400:
         raise EngineRefused(worker, Answer(answer.status, answer.headers, await answer.read_all()))
     is_stream = answer.headers.get("content-type", "").startswith(sse.CONTENT_TYPE)
     first = await (answer.read_some() if is_stream else answer.read_all())
     stages_s = timing.decode(answer.headers.get(TIMING_HEADER))
-    return Started(answer=answer, first=first, is_stream=is_stream, stages_s=stages_s)
+    is_traced = TRACED in answer.headers
+    return Started(answer=answer, first=first, is_stream=is_stream, stages_s=stages_s, is_traced=is_traced)

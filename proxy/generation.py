@@ -15,6 +15,8 @@ from aiohttp import web
 from common.clock import Deadline
 from common.errors import PDError
 from common.tasks import only_cause
+from common.tracing.context import HEADER as TRACE
+from common.tracing.context import begin
 from proxy.call import CHAT_PATH, Call, make_call
 from proxy.fan_out import FanOut, prompts_of
 from proxy.goodbyes import Goodbyes
@@ -25,8 +27,6 @@ from proxy.responses.client import ResponsesClient
 from proxy.responses.request import translate
 from proxy.running_requests import RunningRequests
 from proxy.services import Services
-from proxy.tracing.context import HEADER as TRACE
-from proxy.tracing.context import begin
 
 
 class LegHeaders:

@@ -155,7 +155,7 @@ class Journey:
     async def _pass_on(self, client: Client, started: Started) -> None:
         reported_s = None if self._prefilled is None else self._prefilled.stages_s
         breakdown = take_apart(self._track, reported_s or {}, started.stages_s, is_stream=started.is_stream)
-        self._decode_stages_s = started.stages_s
+        self._decode_stages_s = {} if started.is_traced else started.stages_s
         notes = {"kind": self._call.kind, "fallback": self._fallback, "retries": self._tries.num_retries}
         try:
             await client.pass_on(started, breakdown, notes)
@@ -172,7 +172,8 @@ class Journey:
         traces, trace = self._services.traces, self._call.trace
         if traces is None or trace is None or not trace.is_sampled:
             return
-        prefill_s = {} if self._prefilled is None else self._prefilled.stages_s
+        prefilled = self._prefilled
+        prefill_s = {} if prefilled is None or prefilled.is_traced else prefilled.stages_s
         attributes: dict[str, str | int] = {
             "http.route": self._call.path,
             "pd.request_id": self._call.request_id,

@@ -11,6 +11,7 @@ import msgspec
 
 from common.clock import Deadline
 from common.errors import UpstreamBroken, UpstreamError
+from common.tracing.context import ANSWER_HEADER as TRACED
 from common.wire import timing
 from proxy.call import NULL, Call
 from proxy.fleet.worker import Worker
@@ -41,12 +42,14 @@ class Prefilled:
         kv_params: its `kv_transfer_params` as it spelled them; None when it hands nothing over.
         stages_s: what P reports about its part of the TTFT.
         body: P's whole answer.
+        is_traced: whether P makes spans of its own.
     """
 
     worker: Worker
     kv_params: bytes | None
     stages_s: Mapping[str, float]
     body: bytes
+    is_traced: bool = False
 
 
 async def prefill(call: Call, worker: Worker, services: Services) -> Prefilled:
@@ -57,7 +60,7 @@ async def prefill(call: Call, worker: Worker, services: Services) -> Prefilled:
         UpstreamError: no answer, or one that makes no sense.
     """
     body = prefill_body(call.fields, services.rules)
-    leg = services.upstream.ask_ok(worker, call.path, body, call.headers)
+    leg = services.upstream.ask_ok(worker, call.path, body, call.headers_of("prefill"))
     worker.load(call.num_body_bytes)
     try:
         answer = await services.bounded(worker, call.deadline, services.config.timeouts.prefill_s, leg)
@@ -69,7 +72,11 @@ async def prefill(call: Call, worker: Worker, services: Services) -> Prefilled:
         raise UpstreamBroken("the prefill engine's answer is no JSON object") from error
     stages_s = timing.decode(answer.headers.get(TIMING_HEADER))
     return Prefilled(
-        worker=worker, kv_params=None if kv_params == NULL else kv_params, stages_s=stages_s, body=answer.body
+        worker=worker,
+        kv_params=None if kv_params == NULL else kv_params,
+        stages_s=stages_s,
+        body=answer.body,
+        is_traced=TRACED in answer.headers,
     )
 
 

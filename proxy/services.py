@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from common.clock import Clock, Deadline
 from common.errors import UpstreamTimeout
 from common.tasks import Supervisor
+from common.tracing.exporter import TraceExporter
 from common.wire import timing
 from proxy.admission import Admission
 from proxy.call import Call
@@ -22,7 +23,6 @@ from proxy.routing.policy import RoutingPolicy
 from proxy.routing.prompt_memory import PromptMemory
 from proxy.shared_metrics import SharedMetrics
 from proxy.time_limits import TimeLimits
-from proxy.tracing.exporter import TraceExporter
 from proxy.upstream import Upstream
 
 T = TypeVar("T")

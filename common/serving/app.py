@@ -29,6 +29,7 @@ from common.serving.metrics import MetricsRoute
 from common.serving.prepare import PrepareRoute
 from common.serving.surface import Surface
 from common.serving.tokenize import TokenizeRoutes
+from common.serving.tracing import EngineTraces, announce
 from common.telemetry import metrics
 from common.telemetry.metrics import Metrics
 
@@ -55,10 +56,16 @@ class AppSettings:
     api_key: str | None = None
 
 
-def build_app(surface: Surface, registry: Metrics, settings: AppSettings) -> web.Application:
+def build_app(
+    surface: Surface, registry: Metrics, settings: AppSettings, traces: EngineTraces | None = None
+) -> web.Application:
     """The application; its routes answer 503 until `surface` is open."""
     middlewares = [_answering_errors(registry), _checking_key(settings.api_key)]
+    if traces is not None:
+        middlewares.insert(0, traces.middleware())
     app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
+    if traces is not None:
+        app.on_response_prepare.append(announce)
     health = HealthRoutes(surface, settings.role, settings.engine_id)
     kv, tokenize = KvRoutes(surface), TokenizeRoutes(surface)
     app.add_routes(

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from common.serving.chat_answer import ChatStream, ChatWhole
 from common.serving.surface import Surface
+from common.serving.tracing import attach
 
 
 class ChatRoute:
@@ -19,6 +20,7 @@ class ChatRoute:
         """Answer the conversation of the body."""
         parts = self._surface.require()
         timeline = parts.intake.begin()
+        attach(http, timeline)
         body = await http.read()
         intent = parts.kv.read(body)
         with parts.kv.telling_on_refusal(intent):

@@ -15,13 +15,16 @@ from typing import Any, Protocol
 
 import structlog
 
+from common.clock import SystemClock
 from common.serving.app import AppSettings, build_app
 from common.serving.server import HttpServer
 from common.serving.surface import Parts, Surface
+from common.serving.tracing import EngineTraces, ThreadedCollector
 from common.serving.warm_up import warm_up
-from common.tasks import only_cause, wait_for_signal
+from common.tasks import Supervisor, only_cause, wait_for_signal
 from common.telemetry.logging import Level, configure_logging
 from common.telemetry.metrics import Metrics
+from common.tracing.exporter import TraceExporter
 
 _log = structlog.get_logger(__name__)
 
@@ -39,6 +42,7 @@ class ProcessSettings:
         drain_s: how long requests may finish after a signal.
         log_json: log lines as JSON.
         log_level: lowest level shown.
+        otlp_url: where spans of traced requests go; None makes none.
     """
 
     role: str
@@ -49,6 +53,7 @@ class ProcessSettings:
     drain_s: float
     log_json: bool
     log_level: Level
+    otlp_url: str | None = None
 
 
 class RunningRole(Protocol):
@@ -111,7 +116,10 @@ async def _live(role: Role, signalled: asyncio.Task[signal.Signals]) -> None:
         max_body_bytes=settings.max_body_bytes,
         api_key=settings.api_key,
     )
-    server = HttpServer(build_app(surface, metrics, app_settings), settings.host, settings.port, settings.drain_s)
+    exporter = _exporter(settings)
+    traces = None if exporter is None else EngineTraces(settings.role, exporter, SystemClock())
+    app = build_app(surface, metrics, app_settings, traces)
+    server = HttpServer(app, settings.host, settings.port, settings.drain_s)
     await server.start()
     _log.info("engine.listening", host=settings.host, port=server.port, engine_id=engine_id)
     try:
@@ -122,15 +130,26 @@ async def _live(role: Role, signalled: asyncio.Task[signal.Signals]) -> None:
             surface.open(running.parts)
             model = running.parts.model
             _log.info("engine.ready", model=model.name, max_model_len_tokens=model.max_model_len_tokens)
-            received = await signalled
+            async with Supervisor() as background:
+                if exporter is not None:
+                    background.spawn(exporter.run(), name="traces")
+                received = await signalled
             _log.info("engine.draining", signal=received.name)
             surface.drain()
             await server.close()
+            if exporter is not None:
+                await exporter.flush()
         finally:
             await running.close()
     finally:
         await server.close()
     _log.info("engine.stopped")
+
+
+def _exporter(settings: ProcessSettings) -> TraceExporter | None:
+    if settings.otlp_url is None:
+        return None
+    return TraceExporter(ThreadedCollector(settings.otlp_url), f"pd-{settings.role}", SystemClock())
 
 
 async def _loaded(load: Callable[[], RunningRole], signalled: asyncio.Task[signal.Signals]) -> RunningRole:

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces of journeys, over OTLP/HTTP in JSON, without a tracing library.
+"""What a trace shows of a journey, and the way to the collector.
 
-Owns: trace context, spans, their export. Called by the journey. Must never hold up a request.
+Owns: the journey's spans. Called by the journey. Must never hold up a request.
 """

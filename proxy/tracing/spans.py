@@ -1,32 +1,16 @@
 """Spans of one journey: the request, its legs, and inside each leg the stages that the engine reported.
 
 Owns: turning phases and reports into spans. An engine's stages are durations; they are laid end to end into the middle
-of their leg, what the leg took beyond them (HTTP on both ways) half before and half after.
+of their leg, what the leg took beyond them (HTTP on both ways) half before and half after. Engines that trace by
+themselves make these spans, exactly placed, and get no report here.
 Does not know: how spans are sent.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
+from common.tracing.context import TraceContext, new_span_id
+from common.tracing.span import Span, Value
 from proxy.phase import PhaseTrack, ProxyPhase
-from proxy.tracing.context import TraceContext, new_span_id
-
-Value = str | int | float | bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """One span; times in seconds of the proxy's monotonic clock."""
-
-    context: TraceContext
-    span_id: str
-    parent_id: str | None
-    name: str
-    start_s: float
-    end_s: float
-    is_server: bool = False
-    is_error: bool = False
-    attributes: Mapping[str, Value] = field(default_factory=dict)
 
 
 def journey_spans(
@@ -77,7 +61,7 @@ def _leg(
     """A leg's span and its stages; `report` is when the first answer came, and what the engine did until then."""
     start_s, end_s = times_s
     answered_s, stages_s = report
-    span_id = new_span_id()
+    span_id = context.leg_span_ids[name]
     yield Span(context=context, span_id=span_id, parent_id=context.span_id, name=name, start_s=start_s, end_s=end_s)
     total_s = sum(stages_s.values())
     scale = min(1.0, (answered_s - start_s) / total_s) if total_s > 0 else 1.0

@@ -42,7 +42,7 @@ async def test_the_callers_trace_holds_the_request_both_legs_and_their_stages() 
     by_name = {span["name"]: span for span in spans}
     root = by_name["POST /v1/completions"]
     assert root["parentSpanId"] == PARENT
-    assert legs == [f"00-{TRACE}-{root['spanId']}-01"] * 2
+    assert legs == [f"00-{TRACE}-{by_name[leg]['spanId']}-01" for leg in ("prefill", "decode")]
     assert {"prefill", "decode", "prefill.compute", "decode.pull"} <= set(by_name)
     attributes = {a["key"]: a["value"] for a in root["attributes"]}
     assert attributes["pd.outcome"] == {"stringValue": "done"}

@@ -35,7 +35,9 @@ from common.serving.sampling_fields import SamplingReader
 from common.serving.served_model import ServedModel
 from common.serving.server import HttpServer
 from common.serving.surface import Parts, Surface
+from common.serving.tracing import EngineTraces
 from common.telemetry.metrics import Metrics
+from common.tracing.exporter import Collector, TraceExporter
 from common.wire.constraint import Constraint
 from proxy.config import FleetConfig, ProxyConfig
 from proxy.server import running
@@ -132,6 +134,7 @@ class PdRig:
     d: Engine
     url: str
     session: aiohttp.ClientSession
+    exporters: list[TraceExporter]
 
     async def timeline(self, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Text and timeline of a streamed completion."""
@@ -145,13 +148,15 @@ class PdRig:
 
 
 @asynccontextmanager
-async def pd_rig(*, prefill_s: float, compile_s: float, **proxy: Any) -> AsyncIterator[PdRig]:
-    """A started rig; `proxy` are keys of `proxy:` as in the file."""
+async def pd_rig(
+    *, prefill_s: float, compile_s: float, collector: Collector | None = None, **proxy: Any
+) -> AsyncIterator[PdRig]:
+    """A started rig; `proxy` are keys of `proxy:` as in the file; `collector` gets the engines' spans."""
     async with AsyncExitStack() as stack:
         sink, p_storage, d_storage = FakeSink(BLOCK_SIZE), *(fake_storage(NUM_BLOCKS, BLOCK_SIZE) for _ in "PD")
         wake = EngineWake()
         source = WakingSource(sink, p_storage, d_storage, wake=wake)
-        start = _Start(stack, prefill_s, compile_s)
+        start = _Start(stack, prefill_s, compile_s, collector)
         p = await start.engine("prefill", p_storage, EngineWake(), sink=sink)
         d = await start.engine("decode", d_storage, wake, source=source)
         fleet = msgspec.convert({"prefill": [p.url], "decode": [d.url], **FAST_PROBES}, FleetConfig)
@@ -159,7 +164,9 @@ async def pd_rig(*, prefill_s: float, compile_s: float, **proxy: Any) -> AsyncIt
         runs = await stack.enter_async_context(running(msgspec.structs.replace(config, fleet=fleet), SystemClock()))
         await runs.services.fleet.wait_ready()
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield PdRig(p, d, f"http://127.0.0.1:{runs.port}", session)
+        traces = runs.services.traces
+        exporters = [*start.exporters, *([] if traces is None else [traces])]
+        yield PdRig(p, d, f"http://127.0.0.1:{runs.port}", session, exporters)
 
 
 @dataclass
@@ -167,6 +174,8 @@ class _Start:
     stack: AsyncExitStack
     prefill_s: float
     compile_s: float
+    collector: Collector | None
+    exporters: list[TraceExporter] = field(default_factory=list)
 
     async def engine(
         self,
@@ -200,10 +209,18 @@ class _Start:
         self.stack.push_async_callback(engine.close)
         surface, metrics = Surface(), Metrics()
         surface.open(_parts(engine, grammars, metrics, is_prefill=sink is not None))
-        server = HttpServer(build_app(surface, metrics, AppSettings(role=role, engine_id=role)), "127.0.0.1", 0, 1.0)
+        app = build_app(surface, metrics, AppSettings(role=role, engine_id=role), self._traces(role))
+        server = HttpServer(app, "127.0.0.1", 0, 1.0)
         await server.start()
         self.stack.push_async_callback(server.close)
         return Engine(f"http://127.0.0.1:{server.port}", grammars, model, storage)
+
+    def _traces(self, role: str) -> EngineTraces | None:
+        if self.collector is None:
+            return None
+        exporter = TraceExporter(self.collector, f"pd-{role}", SystemClock())
+        self.exporters.append(exporter)
+        return EngineTraces(role, exporter, SystemClock())
 
 
 def _parts(engine: AsyncEngine, grammars: SlowGrammars, metrics: Metrics, *, is_prefill: bool) -> Parts:

@@ -1,21 +1,19 @@
 """Sends spans to a collector: OTLP over HTTP in JSON, in batches, in the background.
 
-Owns: the queue (bounded: what does not fit is dropped and counted), the JSON, the connection.
+Owns: the queue (bounded: what does not fit is dropped and counted), the JSON, when it is sent.
 Does not know: what spans mean. Source: OpenTelemetry protocol 1.3, HTTP with JSON encoding.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from common.clock import Clock
-from proxy.http1.connection import Broken
-from proxy.http1.pool import Origin, Pool, Unreachable
-from proxy.tracing.spans import Span, Value
+from common.tracing.span import Span, Value
 
 _log = structlog.get_logger(__name__)
 _MAX_WAITING = 8192
@@ -25,25 +23,34 @@ _WITHIN_S = 5.0
 _KINDS = {True: 2, False: 3}  # SPAN_KIND_SERVER, SPAN_KIND_CLIENT
 
 
+class Collector(Protocol):
+    """The way to a collector."""
+
+    async def post(self, body: bytes) -> int:
+        """POST one JSON document; the status of the answer. Raises `OSError` where there is none."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is coming."""
+        ...
+
+
 class TraceExporter:
     """The exporter.
 
     Args:
-        url: the collector's endpoint, e.g. `http://localhost:4318/v1/traces`.
+        collector: where spans go.
         service: the service's name.
         clock: to turn monotonic times into wall-clock ones.
     """
 
-    def __init__(self, url: str, service: str, clock: Clock) -> None:
-        parts = urlsplit(url)
-        self._origin = Origin(parts.hostname or "", parts.port or 80)
-        self._path = parts.path or "/v1/traces"
-        self._host = parts.netloc
+    def __init__(self, collector: Collector, service: str, clock: Clock) -> None:
+        self._collector = collector
         self._service = service
         # One offset for the life of the process: spans of one trace must not jump when the wall clock is set.
         self._offset_s = clock.wall_s() - clock.now_s()
-        self._pool = Pool(connect_s=_WITHIN_S, keepalive_s=30.0)
         self._waiting: deque[Span] = deque(maxlen=_MAX_WAITING)
+        self._has_some = asyncio.Event()
         self._is_failing = False
         self.num_dropped = 0
 
@@ -52,15 +59,18 @@ class TraceExporter:
         for span in spans:
             self.num_dropped += len(self._waiting) == _MAX_WAITING
             self._waiting.append(span)
+        self._has_some.set()
 
     async def run(self) -> None:
         """Export until cancelled."""
         try:
             while True:
-                await asyncio.sleep(_EVERY_S)
+                await self._has_some.wait()
+                await asyncio.sleep(_EVERY_S)  # for more to come
+                self._has_some.clear()
                 await self.flush()
         finally:
-            self._pool.close()
+            self._collector.close()
 
     async def flush(self) -> None:
         """Send what waits; what cannot be sent is dropped."""
@@ -68,25 +78,14 @@ class TraceExporter:
             batch = [self._waiting.popleft() for _ in range(min(_MAX_BATCH, len(self._waiting)))]
             try:
                 async with asyncio.timeout(_WITHIN_S):
-                    status = await self._post(self._document(batch))
-            except (Unreachable, Broken, TimeoutError) as error:
+                    status = await self._collector.post(self._document(batch))
+            except (OSError, TimeoutError) as error:
                 self._failed(batch, repr(error))
                 return
             if status >= 300:
                 self._failed(batch, f"status {status}")
                 return
             self._is_failing = False
-
-    async def _post(self, body: bytes) -> int:
-        head = f"POST {self._path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
-        request = b"%sContent-Length: %d\r\n\r\n%s" % (head.encode(), len(body), body)
-        connection = await self._pool.exchange(self._origin, request)
-        try:
-            while await connection.read_some():
-                pass
-            return connection.status
-        finally:
-            self._pool.give_back(self._origin, connection)
 
     def _failed(self, batch: list[Span], reason: str) -> None:
         self.num_dropped += len(batch)
@@ -96,7 +95,7 @@ class TraceExporter:
 
     def _document(self, batch: list[Span]) -> bytes:
         resource = {"attributes": [_attribute("service.name", self._service)]}
-        scope = {"scope": {"name": "pd-proxy"}, "spans": [self._span(span) for span in batch]}
+        scope = {"scope": {"name": "pd-serve"}, "spans": [self._span(span) for span in batch]}
         return msgspec.json.encode({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]})
 
     def _span(self, span: Span) -> dict[str, object]:
