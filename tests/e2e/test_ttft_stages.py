@@ -49,7 +49,6 @@ async def empty_round_trip_ms(session: aiohttp.ClientSession, url: str) -> float
 @pytest.mark.parametrize("kind", sorted(KINDS))
 async def test_stages_add_up_to_the_client_s_ttft(trio: Trio, kind: str) -> None:
     differences: list[float] = []
-    outside_ms: list[float] = []
     async with aiohttp.ClientSession() as session:
         for attempt in range(9):
             messages = [{"role": "user", "content": f"{attempt} {PROMPT}"}]
@@ -57,8 +56,9 @@ async def test_stages_add_up_to_the_client_s_ttft(trio: Trio, kind: str) -> None
             ttft_ms, stages = await measure(session, trio.url("proxy"), {**body, **KINDS[kind]})
             assert {"front", "queue_p", "prefill", "handoff", "queue_d", "pull", "first", "return"} <= set(stages)
             assert all(duration >= 0 for duration in stages.values())
-            outside_ms.append(await empty_round_trip_ms(session, trio.url("proxy")))
             differences.append(ttft_ms - sum(stages.values()) - max(2.0, 0.02 * ttft_ms))
             assert ttft_ms > sum(stages.values()) - 2.0
-    # 2 ms or 2 %, beside what an empty request takes on this machine at this moment (1 ms on a quiet one).
-    assert statistics.median(differences) <= statistics.median(outside_ms), (differences, outside_ms)
+        outside_ms = [await empty_round_trip_ms(session, trio.url("proxy")) for _ in range(5)]
+    # 2 ms or 2 %; more only where an empty request takes more than 2 ms, which no server sees (quiet: 1 ms).
+    slow_ms = max(0.0, statistics.median(outside_ms) - 2.0)
+    assert statistics.median(differences) <= slow_ms, (differences, outside_ms)
