@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from proxy.fleet.worker import Role
 from tests.support import mock_engine as mock
 from tests.support.proxy_rig import Rig, rig, until
 
@@ -67,7 +69,7 @@ async def test_a_prepare_leg_that_fails_costs_only_the_head_start(prepare: mock.
         assert (await r.post({**STREAM, "response_format": SCHEMA}))[0] == 200
 
 
-@pytest.mark.parametrize("failure", [mock.answers(500), mock.answers(503), mock.answers(429), mock.drops])
+@pytest.mark.parametrize("failure", [*map(mock.answers, (408, 429, 500, 502, 503, 504)), mock.drops])
 async def test_another_p_takes_over(failure: mock.Script) -> None:
     async with rig(num_prefill=2) as r:
         for engine in r.prefill:
@@ -110,7 +112,7 @@ async def test_an_overloaded_p_is_no_reason_to_load_d() -> None:
         assert (status, headers["Retry-After"], len(r.d.calls())) == (429, "7", 0)
 
 
-@pytest.mark.parametrize("failure", [mock.answers(500), mock.answers(503), mock.answers(429), mock.drops])
+@pytest.mark.parametrize("failure", [*map(mock.answers, (408, 429, 500, 502, 503, 504)), mock.drops])
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_another_d_takes_over_with_the_same_kv(failure: mock.Script, is_stream: bool) -> None:
     async with rig(num_decode=2) as r:
@@ -121,6 +123,28 @@ async def test_another_d_takes_over_with_the_same_kv(failure: mock.Script, is_st
         assert all(call.json["kv_transfer_params"]["lease_id"] == "lease-1" for call in r.decode[1].calls())
         await drained(r)
         assert not released(r)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+@pytest.mark.parametrize("failure", ["no connection", "no answer in time"])
+async def test_another_engine_takes_over_from_one_that_does_not_answer(role: Role, failure: str) -> None:
+    rarely = {"probe_interval_s": 60, "calm_probe_interval_s": 60}  # legs find out, not probes
+    limits = {"prefill_s": 0.2, "first_token_s": 0.2}
+    async with rig(fleet=rarely, timeouts=limits, routing={role.value: "round_robin"}) as r:
+        other = mock.MockEngine(role.value[0].upper())
+        other.always[COMPLETIONS] = mock.hangs
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(mock.serving(other))
+            worker = r.services.fleet.add(role, other.url)
+            await until(lambda: worker.is_routable)
+            if failure == "no connection":
+                await stack.aclose()
+            for _ in range(2):
+                assert (await r.post(STREAM))[0] == 200
+            await drained(r)
+        cause = "timeout" if failure == "no answer in time" else "unreachable"
+        told = f'pd_proxy_retries_total{{cause="{cause}",leg="{role.value}"}}'
+        assert told.encode() in (await r.get("/metrics"))[2]
 
 
 async def test_a_d_that_breaks_off_a_whole_answer_is_retried() -> None:
