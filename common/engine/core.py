@@ -190,7 +190,7 @@ class EngineCore:
             return
         try:
             for member in self._choices[request.request_id]:
-                member.matcher = self._grammars.start_matcher(ticket, member.stop_ids)
+                member.matcher = self._grammars.start_matcher(ticket, member.stop_ids, member.thinking)
         except Exception as error:  # noqa: BLE001 - grammar libraries raise anything; it is this request's failure
             self._end(request, FinishReason.ERROR, _as_engine_error(error, "no matcher for the grammar"))
             return

@@ -189,7 +189,7 @@ def load_engine(
         loaded=loaded,
         storage=storage,
         settings=settings,
-        grammars=_grammars(config, loaded, clock, GrammarMetrics(metrics), warm=warm_grammars),
+        grammars=_grammars(config, loaded, clock, GrammarMetrics(metrics), reasoning, warm=warm_grammars),
         sampler=_sampler(loaded, settings, processors, config, _markers(loaded.tokenizer, reasoning, tools)),
         processors=processors,
         model=model,
@@ -239,7 +239,13 @@ def _allocate(config: EngineConfig, loaded: LoadedModel) -> KvCacheStorage:
 
 
 def _grammars(
-    config: EngineConfig, loaded: LoadedModel, clock: Clock, observer: GrammarMetrics, *, warm: bool
+    config: EngineConfig,
+    loaded: LoadedModel,
+    clock: Clock,
+    observer: GrammarMetrics,
+    reasoning: ReasoningTags | None,
+    *,
+    warm: bool,
 ) -> LocalGrammarService:
     return LocalGrammarService(
         loaded.tokenizer,
@@ -248,6 +254,7 @@ def _grammars(
         logits_width=loaded.config.vocab_size,
         pin_memory=loaded.model.device.type == "cuda",
         observer=observer,
+        thinking_marks=(reasoning.start, reasoning.end) if reasoning is not None else None,
         warm=warm,
     )
 

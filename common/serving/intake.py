@@ -15,6 +15,7 @@ from common.clock import Clock
 from common.engine.request import GenerateRequest
 from common.engine.sampling.params import SamplingParams
 from common.engine.structured_output.grammar import GrammarService
+from common.engine.structured_output.thinking import Thinking
 from common.errors import InvalidRequest
 from common.ids import RequestId
 from common.openai import requests
@@ -42,6 +43,7 @@ class _Frame:
     timeline: Timeline
     options: AnswerOptions
     constraint: Constraint | None
+    thinking: Thinking = Thinking.NONE
 
 
 _LONG_FIELDS = frozenset({"messages", "prompt", "kv_transfer_params"})
@@ -130,13 +132,15 @@ class Intake:
         sampling = self._sampling.chat(written, num_logprobs, num_prompt_tokens=len(prompt_ids))
         _refuse_remote_prompt_logprobs(intent, written.prompt_logprobs)
         options = _options(answer, num_logprobs, shows_prompt=written.prompt_logprobs is not None)
-        job = self._job("chatcmpl", (prompt_ids,), [sampling], _Frame(intent, timeline, options, constraint))
+        thinking_opened = prompts.ends_in_thinking(prompt_ids, self._model)
+        frame = _Frame(intent, timeline, options, constraint, self._thinking(is_open=thinking_opened))
+        job = self._job("chatcmpl", (prompt_ids,), [sampling], frame)
         tool_form, tool_name = self._tool_form(fields, whole)
         return ChatJob(
             job=job,
             tool_form=tool_form,
             tool_name=tool_name,
-            thinking_opened=prompts.ends_in_thinking(prompt_ids, self._model),
+            thinking_opened=thinking_opened,
             show_reasoning=fields.include_reasoning,
         )
 
@@ -168,6 +172,12 @@ class Intake:
     def _text_of(self, prompt_ids: tuple[int, ...]) -> str:
         return self._model.tokenizer.decode(prompt_ids, skip_special_tokens=True)
 
+    def _thinking(self, *, is_open: bool) -> Thinking:
+        """What may stand before the constrained part of a chat's answer."""
+        if self._model.reasoning is None:
+            return Thinking.NONE
+        return Thinking.OPEN if is_open or self._model.reasoning.starts_inside else Thinking.MAY_BEGIN
+
     def _tool_form(self, fields: ChatFields, body: Mapping[str, Any]) -> tuple[ToolForm, str | None]:
         choice = body.get("tool_choice")
         if not fields.tools or choice == "none":
@@ -198,6 +208,7 @@ class Intake:
                 constraint=constraint,
                 reference=intent.reference,
                 hand_off=intent.ask is not None,
+                thinking=frame.thinking,
             )
             for index, (ids, sampling) in enumerate(zip(prompt_ids, samplings, strict=True))
         )

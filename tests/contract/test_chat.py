@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from common.engine.structured_output.thinking import Thinking
 from common.serving.shaping.reasoning import reasoning_tags
 from common.serving.shaping.tool_calls import tool_tags
 from tests.support.serving_rig import Answered, Rig, serving_rig
@@ -191,6 +192,47 @@ async def test_calls_of_the_model_s_own_accord_follow_its_thinking_and_content(t
     assert (message["reasoning_content"], message["content"]) == ("hm", "Sure.")
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
     assert finish_of(answer, stream) == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_forced_call_follows_the_thinking(thinker: Rig, stream: bool):
+    thinker.engine.text = '<think>what to look for?</think>{"query": "x"}'
+    choice = {"type": "function", "function": {"name": "f"}}
+    answer = await thinker.post(PATH, {**BASE, "tools": [TOOL], "tool_choice": choice, "stream": stream})
+    message = message_of(answer, stream)
+    assert message["reasoning_content"] == "what to look for?"
+    assert [call["function"] for call in message["tool_calls"]] == [{"name": "f", "arguments": '{"query": "x"}'}]
+    assert finish_of(answer, stream) == "tool_calls"
+
+
+async def test_the_engine_is_told_what_may_stand_before_the_constrained_part(rig: Rig, thinker: Rig):
+    body = {**BASE, "response_format": {"type": "json_object"}}
+    opened = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}]
+    await rig.post(PATH, body)
+    await thinker.post(PATH, body)
+    await thinker.post(PATH, {**body, "messages": opened, "add_generation_prompt": False})
+    assert [request.thinking for request in rig.engine.requests] == [Thinking.NONE]
+    assert [request.thinking for request in thinker.engine.requests] == [Thinking.MAY_BEGIN, Thinking.OPEN]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_strict_tools_constrain_what_the_model_calls_of_its_own_accord(thinker: Rig, stream: bool):
+    thinker.engine.text = f"Sure.\n{CALL}"
+    tool = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    answer = await thinker.post(PATH, {**BASE, "tools": [tool], "stream": stream})
+    constraint = thinker.engine.requests[0].constraint
+    assert constraint is not None
+    assert constraint.label == "tool"
+    assert json.loads(constraint.value)["format"]["triggers"] == ["<tool_call>"]
+    assert message_of(answer, stream)["tool_calls"][0]["function"]["name"] == "f"
+    assert finish_of(answer, stream) == "tool_calls"
+
+
+async def test_strict_tools_of_a_model_whose_calls_are_not_read_are_refused_by_name(rig: Rig):
+    tool = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    answer = await rig.post(PATH, {**BASE, "tools": [tool]})
+    assert answer.status == 400
+    assert answer.json["error"]["param"] == "tools.0.function.strict"
 
 
 @pytest.mark.parametrize("tool_choice", ["none", None])

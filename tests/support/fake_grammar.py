@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from common.engine.structured_output.grammar import CompileState, GrammarTicket, MaskRow, Matcher
+from common.engine.structured_output.thinking import Thinking
 from common.errors import ConstraintRejected
 from common.wire.constraint import Constraint, ConstraintKind
 from tests.support.fake_model import VOCAB_SIZE
@@ -107,7 +108,10 @@ class FakeGrammars:
             ticket.settle()
         return ticket
 
-    def start_matcher(self, ticket: GrammarTicket, stop_token_ids: frozenset[int]) -> Matcher:
+    def start_matcher(
+        self, ticket: GrammarTicket, stop_token_ids: frozenset[int], thinking: Thinking = Thinking.NONE
+    ) -> Matcher:
+        del thinking
         assert isinstance(ticket, FakeTicket)
         assert ticket.state is CompileState.READY
         length, *allowed = map(int, ticket.constraint.value.split(","))

@@ -7,7 +7,6 @@ import numpy as np
 from common.clock import SystemClock
 from common.config.engine import GrammarConfig
 from common.engine.structured_output.grammar import GrammarTicket, MaskRow, Matcher
-from common.engine.structured_output.json_schema import resolve
 from common.engine.structured_output.service import LocalGrammarService
 from common.wire.constraint import Constraint, ConstraintKind
 from tests.support.byte_tokenizer import EOS_TOKEN_ID, ByteTokenizer
@@ -16,9 +15,12 @@ STOPS = frozenset({EOS_TOKEN_ID})
 SETTLE_TIMEOUT_S = 60.0
 
 
-def make_service(**settings: object) -> LocalGrammarService:
-    """A service over the byte tokenizer."""
-    return LocalGrammarService(ByteTokenizer(), GrammarConfig(**settings), SystemClock())
+def make_service(
+    tokenizer: ByteTokenizer | None = None, *, thinking_marks: tuple[str, str] | None = None, **settings: object
+) -> LocalGrammarService:
+    """A service over the byte tokenizer, or one like it."""
+    config = GrammarConfig(**settings)
+    return LocalGrammarService(tokenizer or ByteTokenizer(), config, SystemClock(), thinking_marks=thinking_marks)
 
 
 def schema(text: str, **options: object) -> Constraint:
@@ -58,21 +60,3 @@ def accepts(service: LocalGrammarService, constraint: Constraint, text: str) -> 
         if not accepted:
             return False
     return EOS_TOKEN_ID in allowed(service, matcher) and matcher.accept([EOS_TOKEN_ID])
-
-
-def in_schema_order(instance: object, node: object, root: dict[str, object] | None = None) -> object:
-    """`instance` with its keys in the order the schema declares them, which is the order they are generated in."""
-    if not isinstance(node, dict):
-        return instance
-    root = root if root is not None else node
-    while isinstance(node, dict) and isinstance(node.get("$ref"), str):
-        node = resolve(root, node["$ref"])
-    if not isinstance(node, dict):
-        return instance
-    if isinstance(instance, list):
-        return [in_schema_order(item, node.get("items"), root) for item in instance]
-    if not isinstance(instance, dict):
-        return instance
-    properties = node.get("properties", {})
-    keys = [key for key in properties if key in instance] + [key for key in instance if key not in properties]
-    return {key: in_schema_order(instance[key], properties.get(key), root) for key in keys}

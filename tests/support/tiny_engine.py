@@ -1,6 +1,7 @@
 """A core over a tiny real decoder and the real sampler, for tests of the whole engine."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -15,6 +16,7 @@ from common.engine.sampling.processors.thinking_budget import OutputMarkers
 from common.engine.sampling.sampler import Sampler
 from common.engine.settings import CoreSettings
 from common.engine.structured_output.grammar import GrammarService
+from common.engine.structured_output.thinking import Thinking
 from common.wire.constraint import Constraint
 from common.wire.kv_params import KvReference
 from tests.support.fake_engine import MAX_STEPS, Answers, ask
@@ -85,10 +87,12 @@ class TinyEngine:
         reference: KvReference | None = None,
         hand_off: bool = False,
         constraint: Constraint | None = None,
+        thinking: Thinking = Thinking.NONE,
     ) -> str:
         name = f"r{self._num_asked}"
         self._num_asked += 1
         request = ask(name, prompt, sampling, constraint=constraint, reference=reference, hand_off=hand_off)
+        request = replace(request, thinking=thinking)
         self.core.check(request)
         self.core.add(request, self.core.compile(request))
         return name

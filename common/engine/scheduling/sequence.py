@@ -65,6 +65,7 @@ class Request:
         "sampling",
         "seed",
         "stop_ids",
+        "thinking",
         "ticket",
         "timeline",
         "token_ids",
@@ -93,6 +94,7 @@ class Request:
         self.constrained = request.constraint is not None
         self.reference: KvReference | None = None if self.index else request.reference
         self.hand_off = request.hand_off
+        self.thinking = request.thinking
         self.ticket: GrammarTicket | None = None
         self.matcher: Matcher | None = None
         self.group: ChoiceGroup | None = None

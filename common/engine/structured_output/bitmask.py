@@ -9,13 +9,17 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import structlog
 import torch
 
-from common.engine.structured_output.backend import FillRow
+from common.engine.structured_output.backend import Backend, BackendMatcher, FillRow
 from common.engine.structured_output.backends import BackendSet
 from common.engine.structured_output.grammar import MaskRow
 from common.engine.structured_output.request_matcher import RequestMatcher
-from common.engine.structured_output.vocabulary import Vocabulary
+from common.engine.structured_output.thinking import ThinkingMatcher
+from common.engine.structured_output.vocabulary import Int32Array, UInt32Array, Vocabulary
+
+log = structlog.get_logger(__name__)
 
 
 class ReadyBitmask:
@@ -73,15 +77,20 @@ class BitmaskFiller:
     def _fill(self, matchers: Sequence[RequestMatcher], bitmask: torch.Tensor) -> torch.Tensor:
         by_backend: defaultdict[str, list[FillRow]] = defaultdict(list)
         for index, matcher in enumerate(matchers):
-            by_backend[matcher.backend].append(FillRow(matcher.inner, index))
+            inner = matcher.inner
+            if not isinstance(inner, ThinkingMatcher):
+                by_backend[matcher.backend].append(FillRow(inner, index))
+            elif inner.may_be_inner:
+                by_backend[matcher.backend].append(FillRow(inner.inner, index))
         words = bitmask.numpy()
         for name, rows in by_backend.items():
-            self._backends.get(name).fill(rows, words)
+            _fill_apart(self._backends.get(name), rows, words)
         for matcher, row in zip(matchers, words.view(np.uint32), strict=True):
+            _let_think(matcher.inner, row)
             self._spread_stops(matcher, row)
         return bitmask
 
-    def _spread_stops(self, matcher: RequestMatcher, row: np.ndarray[tuple[int, ...], np.dtype[np.uint32]]) -> None:
+    def _spread_stops(self, matcher: RequestMatcher, row: UInt32Array) -> None:
         """Give every stop id of the request the canonical end token's bit and clear padding bits, in place."""
         if matcher.is_terminated():
             row[:] = matcher.stop_words
@@ -91,6 +100,25 @@ class BitmaskFiller:
         row &= self._valid_words & ~matcher.stop_words
         if can_end:
             row |= matcher.stop_words
+
+
+def _let_think(matcher: BackendMatcher, row: UInt32Array) -> None:
+    """Allow thinking where it may still begin, and nothing else inside it, in place."""
+    if isinstance(matcher, ThinkingMatcher) and not matcher.is_after:
+        row[:] = row | matcher.own_row() if matcher.may_be_inner else matcher.own_row()
+
+
+def _fill_apart(backend: Backend, rows: Sequence[FillRow], words: Int32Array) -> None:
+    """Fill together; a library that fails fails only the rows it fails on, which allow nothing then."""
+    try:
+        backend.fill(rows, words)
+    except BaseException as error:  # noqa: BLE001 a native library's panic is no `Exception`; others' rows go on
+        if len(rows) > 1:
+            for row in rows:
+                _fill_apart(backend, [row], words)
+            return
+        words[rows[0].row] = 0
+        log.error("grammar.mask_failed", backend=backend.name, error=repr(error))
 
 
 def _request_matcher(row: MaskRow) -> RequestMatcher:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from common.engine.structured_output.thinking import Thinking
 from common.errors import ConstraintRejected
 from common.wire.constraint import Constraint
 
@@ -105,8 +106,13 @@ class GrammarService(Protocol):
         """Ask for the grammar; returns at once. Equal constraints share one ticket or hit the cache."""
         ...
 
-    def start_matcher(self, ticket: GrammarTicket, stop_token_ids: frozenset[int]) -> Matcher:
-        """A fresh matcher of a READY ticket; `stop_token_ids` (EOS included) only where it may end."""
+    def start_matcher(
+        self, ticket: GrammarTicket, stop_token_ids: frozenset[int], thinking: Thinking = Thinking.NONE
+    ) -> Matcher:
+        """A fresh matcher of a READY ticket; `stop_token_ids` (EOS included) only where it may end.
+
+        The grammar begins behind the model's `thinking`, where there is any.
+        """
         ...
 
     def fill(self, rows: Sequence[MaskRow]) -> PendingBitmask:

@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Protocol
 
+import msgspec
+
 from common.clock import Clock, Deadline
 from common.config.engine import GrammarConfig
+from common.engine.structured_output.backend import BackendMatcher
 from common.engine.structured_output.backends import BackendSet
 from common.engine.structured_output.bitmask import BitmaskFiller
 from common.engine.structured_output.cache import CacheEntry, CacheKey, GrammarCache
@@ -23,6 +26,7 @@ from common.engine.structured_output.planner import Attempt, plan
 from common.engine.structured_output.probe import CompileProbe
 from common.engine.structured_output.probe_wire import ProbeVerdict
 from common.engine.structured_output.request_matcher import RequestMatcher
+from common.engine.structured_output.thinking import Thinking, ThinkingMarks, ThinkingMatcher
 from common.engine.structured_output.ticket import Ticket
 from common.engine.structured_output.vocabulary import read_vocabulary
 from common.engine.tokenizer import Tokenizer
@@ -32,6 +36,8 @@ from common.wire.constraint import Constraint
 _COMPILE_THREADS = 2
 _PROBES = 2
 _FILL_THREADS = 2
+_SLOWER_HERE = 1.5
+"""How much longer a compile may take here, beside the step loop, than it took in the probe."""
 
 
 class GrammarObserver(Protocol):
@@ -66,10 +72,11 @@ class LocalGrammarService:
         logits_width: width of the model's logits when wider than the vocabulary (padding).
         pin_memory: page-locked mask buffers, for `device: cuda`.
         observer: counts compilations and cache look-ups.
+        thinking_marks: start and end of the model's thinking; None for a model that does not think.
         warm: import the slow libraries in the background now, rather than when a constraint first needs them.
     """
 
-    def __init__(  # noqa: PLR0913 four optional facts of the deployment, each by name
+    def __init__(  # noqa: PLR0913 five optional facts of the deployment, each by name
         self,
         tokenizer: Tokenizer,
         config: GrammarConfig,
@@ -78,6 +85,7 @@ class LocalGrammarService:
         logits_width: int | None = None,
         pin_memory: bool = False,
         observer: GrammarObserver | None = None,
+        thinking_marks: tuple[str, str] | None = None,
         warm: bool = False,
     ) -> None:
         if config.on_inexact == "validate":
@@ -86,6 +94,9 @@ class LocalGrammarService:
         self._clock = clock
         self._observer = observer or NoObserver()
         self._vocabulary = read_vocabulary(tokenizer, logits_width)
+        self._marks = None
+        if thinking_marks is not None and not config.enable_in_reasoning:
+            self._marks = ThinkingMarks(*thinking_marks, self._vocabulary)
         self._eos_token_ids = tokenizer.eos_token_ids
         self._backends = BackendSet(self._vocabulary, _FILL_THREADS)
         self._filler = BitmaskFiller(self._vocabulary, self._backends, pin_memory=pin_memory)
@@ -132,12 +143,15 @@ class LocalGrammarService:
             return None
         return why_invalid(ticket.constraint.value, text)
 
-    def start_matcher(self, ticket: GrammarTicket, stop_token_ids: frozenset[int]) -> RequestMatcher:
+    def start_matcher(
+        self, ticket: GrammarTicket, stop_token_ids: frozenset[int], thinking: Thinking = Thinking.NONE
+    ) -> RequestMatcher:
         """A fresh matcher of a READY ticket.
 
         Args:
             ticket: from `compile` of this service.
             stop_token_ids: ids that may end the output; the tokenizer's EOS ids are always among them.
+            thinking: what may stand before the constrained text; ignored with `enable_in_reasoning`.
         """
         if not isinstance(ticket, Ticket) or ticket.backend is None:
             raise Bug(f"a matcher of a ticket that is {ticket.state.value}")
@@ -146,7 +160,10 @@ class LocalGrammarService:
             if entry is not None:
                 entry.num_uses += 1
         stops = stop_token_ids | self._eos_token_ids
-        return RequestMatcher(ticket.grammar.start(), ticket.backend, stops, self._vocabulary.word_mask(stops))
+        inner: BackendMatcher = ticket.grammar.start()
+        if self._marks is not None and thinking is not Thinking.NONE:
+            inner = ThinkingMatcher(inner, self._marks, is_open=thinking is Thinking.OPEN)
+        return RequestMatcher(inner, ticket.backend, stops, self._vocabulary.word_mask(stops))
 
     def fill(self, rows: Sequence[MaskRow]) -> PendingBitmask:
         """Begin filling; returns at once."""
@@ -217,14 +234,18 @@ class LocalGrammarService:
     def _survives_probe(self, ticket: Ticket, attempt: Attempt) -> bool:
         """Whether compiling here is safe now; otherwise raises why not.
 
-        The probe may take half of the time that is left: the other half is for doing it again in this process.
+        The probe may take half of the time that is left: the other half is for doing it again in this process, where
+        nothing ends it. So what may not be done again in what is left by then counts as too slow, too.
         """
         left_s = ticket.asked_s + self._config.compile_timeout_s - self._clock.now_s()
         self._probe.load(attempt.backend)
         deadline = Deadline.after(self._clock, max(left_s, 0.0) / 2)
         report = self._probe.try_compile(attempt.backend, attempt.constraint, deadline)
         if report.verdict is ProbeVerdict.COMPILED:
-            return True
+            left_s = ticket.asked_s + self._config.compile_timeout_s - self._clock.now_s()
+            if report.compile_s * _SLOWER_HERE <= left_s:
+                return True
+            report = msgspec.structs.replace(report, verdict=ProbeVerdict.TIMED_OUT)
         outcome = "rejected" if report.verdict is ProbeVerdict.REJECTED else "limit"
         self._observer.compiled(attempt.backend, outcome, report.compile_s)
         raise probe_error(report, attempt.constraint, self._config)
@@ -238,7 +259,7 @@ class LocalGrammarService:
             self._settle(ticket, CacheEntry(error=error), is_cached=False)
         except ConstraintRejected as error:
             self._settle(ticket, CacheEntry(error=error))
-        except Exception as error:  # noqa: BLE001 a library's surprise fails this constraint, never the engine
+        except BaseException as error:  # noqa: BLE001 a library's surprise, a panic too, fails this constraint alone
             refused = ConstraintRejected(f"cannot be compiled: {error}", ticket.constraint.field)
             self._settle(ticket, CacheEntry(error=refused), is_cached=False)
 

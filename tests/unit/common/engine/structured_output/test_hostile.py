@@ -6,8 +6,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from common.clock import Deadline
 from common.engine.structured_output.door import MAX_NESTING, MAX_VALUE_BYTES
 from common.engine.structured_output.grammar import CompileState
+from common.engine.structured_output.probe_wire import ProbeReport, ProbeVerdict
 from common.engine.structured_output.service import LocalGrammarService
 from common.errors import ConstraintRejected
 from common.wire.constraint import Constraint, ConstraintKind
@@ -164,6 +166,37 @@ def test_eight_slow_compilations_at_once_end_at_the_limit_and_leave_no_process(
     server = psutil.Process(hasty_service.probe_server_pid())
     _, alive = psutil.wait_procs(server.children(), timeout=10)  # killed already; the kernel may still be tidying up
     assert alive == []
+
+
+class SlowProbe:
+    """Says that everything compiles, in `compile_s`."""
+
+    def __init__(self, compile_s: float) -> None:
+        self._report = ProbeReport(verdict=ProbeVerdict.COMPILED, compile_s=compile_s)
+
+    def load(self, backend: str) -> None:
+        """It is there."""
+
+    def try_compile(self, backend: str, constraint: Constraint, deadline: Deadline) -> ProbeReport:
+        return self._report
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+@pytest.mark.parametrize(("compile_s", "expected"), [(4.0, CompileState.READY), (9.0, CompileState.FAILED)])
+def test_what_could_not_be_compiled_again_in_the_time_that_is_left_is_too_slow(
+    compile_s: float, expected: CompileState
+) -> None:
+    service = make_service(compile_timeout_s=10.0)
+    service._probe.close()
+    service._probe = SlowProbe(compile_s)  # type: ignore[assignment]  # the three methods that are used
+    try:
+        ticket = settle(service.compile(Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "a"')))
+        assert ticket.state is expected
+        assert (ticket.error is None) or "compile_timeout_s = 10" in ticket.error.message
+    finally:
+        service.close()
 
 
 def test_a_time_out_is_not_remembered_as_invalid(hasty_service: LocalGrammarService) -> None:

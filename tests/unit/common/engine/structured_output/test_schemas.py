@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.grammar.key_order import in_schema_order
 from common.engine.structured_output.service import LocalGrammarService
 from common.errors import ConstraintRejected
 from tests.support.byte_tokenizer import EOS_TOKEN_ID
-from tests.support.grammars import STOPS, in_schema_order, make_service, schema, settle, start
+from tests.support.grammars import STOPS, make_service, schema, settle, start
 
 SMALL = [json.loads(line) for line in (Path(__file__).parents[4] / "data" / "schemas.jsonl").read_text().splitlines()]
 OTHER_ORDER = frozenset({"JsonSchemaStore---schema-project"})
