@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.deployment import running_pair
@@ -35,13 +36,13 @@ class Findings:
     Attributes:
         gaps_s: by phase, of every round.
         answers: to the hostile constraints.
-        memory: of the engines before the first and after each hostile phase.
+        memory: by phase, what all processes together grew by in it, of every round.
         idle_cores: cores in use in the second after the last hostile answer, with nothing else to do.
     """
 
     gaps_s: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     answers: list[hostile.Answer] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
+    memory: dict[str, list[int]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
     idle_cores: list[float] = field(default_factory=list)
 
 
@@ -57,11 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; 1 when a hostile constraint was answered with anything but a 4xx."""
+    """Measure and print; 1 when a hostile constraint was neither served nor refused with a 4xx."""
     with running_pair(args.config) as (urls, pids):
         findings = asyncio.run(_measure(urls["pair"], pids, args))
     _report(findings, args)
-    return int(any(not 400 <= answer.status < 500 for answer in findings.answers))
+    return int(any(answer.status != 200 and not 400 <= answer.status < 500 for answer in findings.answers))
 
 
 async def _measure(url: str, pids: Sequence[int], args: argparse.Namespace) -> Findings:
@@ -76,12 +77,14 @@ async def _measure(url: str, pids: Sequence[int], args: argparse.Namespace) -> F
                 free = [body_of(args.model, args.tokens, chance, free_fields) for _ in range(args.streams)]
                 fields = slow_fields if phase == "slow" else free_fields
                 others = [body_of(args.model, args.tokens, chance, fields) for _ in range(args.streams)]
+                before = hostile.memory_bytes(hostile.tree(pids))
                 if phase == "hostile":
                     gaps = await _beside_hostile(session, url, pids, findings, (free, others, number, args.model))
                 else:
                     gaps = await gaps_of(session, url, free, others)
                 if number:
                     findings.gaps_s[phase] += gaps
+                    findings.memory[phase].append(hostile.memory_bytes(hostile.tree(pids)) - before)
     return findings
 
 
@@ -98,7 +101,6 @@ async def _beside_hostile(
         gaps = group.create_task(gaps_of(session, url, free, others))
     findings.answers += asked.result()
     findings.idle_cores.append(await hostile.cpu_share(pids))
-    findings.memory.append(hostile.memory_bytes(hostile.tree(pids)))
     return gaps.result()
 
 
@@ -126,9 +128,12 @@ def _report_hostile(findings: Findings, console: Console) -> None:
     for name in hostile.constraints(0):
         answers = [answer for answer in findings.answers if answer.name == name]
         statuses = ", ".join(str(status) for status in sorted({answer.status for answer in answers}))
-        table.add_row(name, statuses, f"{max(a.seconds for a in answers):.2f}", answers[-1].message[:90])
+        table.add_row(
+            escape(name), statuses, f"{max(a.seconds for a in answers):.2f}", escape(answers[-1].message[:90])
+        )
     console.print(table)
-    memory = ", ".join(f"{value / 2**20:.0f}" for value in findings.memory)
-    console.print(f"memory of all processes after each time, MiB: {memory}")
+    for phase, grown in findings.memory.items():
+        shown = ", ".join(f"{value / 2**20:+.0f}" for value in grown)
+        console.print(f"memory of all processes, {phase}, MiB (KV blocks are touched as they are first used): {shown}")
     cores = ", ".join(f"{value:.2f}" for value in findings.idle_cores)
     console.print(f"cores in use in the second after the last answer: {cores}")

@@ -26,6 +26,7 @@ from benchmarks.ttft import page
 from benchmarks.ttft.cells import Cell, Constraints, body_of, load_schemas, rounds
 from benchmarks.ttft.measure import Refusal, Sample, measure
 from benchmarks.ttft.summary import Row, summarise
+from benchmarks.vllm_fronts import running_fronts
 
 DEADLINE_S = 120.0
 
@@ -37,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", action="append", default=[], metavar="NAME=URL", help="an OpenAI server already running"
     )
+    parser.add_argument(
+        "--vllm",
+        type=Path,
+        metavar="CONFIG",
+        help="start a stock vLLM pair out of $PD_PEERS and pd-proxy in front of it",
+    )
+    parser.add_argument("--relay", type=Path, help="with --vllm: a plain relay script to measure beside pd-proxy")
     parser.add_argument("--model", default="smollm2", help="model name in the bodies")
     parser.add_argument(
         "--kinds", default="free,json,regex,choice,grammar", help="also: big, real (schemas of --schemas)"
@@ -54,8 +62,14 @@ def run(args: argparse.Namespace) -> int:
         targets = dict(pair.split("=", 1) for pair in args.url)
         if args.config:
             targets |= stack.enter_context(_deployment(args.config, args.modes.split(",")))
+        if args.vllm:
+            peers = os.environ.get("PD_PEERS")
+            if not peers:
+                print("--vllm needs PD_PEERS, the folder with vLLM's environment", file=sys.stderr)
+                return 2
+            targets |= stack.enter_context(running_fronts(args.vllm, Path(peers), args.relay))
         if not targets:
-            print("nothing to measure: give --config or --url NAME=URL", file=sys.stderr)
+            print("nothing to measure: give --config, --vllm or --url NAME=URL", file=sys.stderr)
             return 2
         cells = _cells(list(targets), args)
         results = asyncio.run(_measure_all(cells, targets, args))

@@ -22,41 +22,67 @@ COLOURS = {
     "return": "#c4c7cc",
 }
 OTHER = "#d7aefb"
+PREFILL = "prefill"
 
-BAR_HEIGHT, GAP, LABEL_WIDTH, PLOT_WIDTH, VALUE_WIDTH = 22, 10, 190, 640, 150
+BAR_HEIGHT, GAP, LABEL_WIDTH, PLOT_WIDTH, VALUE_WIDTH, AXIS_HEIGHT = 22, 10, 190, 640, 170, 26
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--soft:#656d76;--line:#d0d7de;--paper:#ffffff}
 @media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9198a1;--line:#30363d;--paper:#0d1117}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)}
 body{max-width:1060px;margin:2rem auto;padding:0 1rem}
-h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.1rem;margin-top:2rem}p{color:var(--soft);margin:.2rem 0 1rem}
+h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin:2.2rem 0 .2rem}
+h3{font-size:.95rem;margin:1.2rem 0 .3rem}p{color:var(--soft);margin:.2rem 0 1rem}
 svg text{font:13px system-ui,sans-serif;fill:var(--ink)}svg .soft{fill:var(--soft)}svg line{stroke:var(--line)}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.88rem}
-th,td{padding:.3rem .7rem;text-align:right;border-bottom:1px solid var(--line)}
-th:first-child,td:first-child{text-align:left}
+svg .free{stroke:var(--soft);stroke-dasharray:3 3}svg .range{stroke:var(--ink)}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.85rem;white-space:nowrap}
+th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
+th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
+.key{position:sticky;top:0;background:var(--paper);padding:.5rem 0}
 .key{display:flex;flex-wrap:wrap;gap:.3rem 1rem;font-size:.85rem;color:var(--soft)}
 .key i{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin-right:.35rem;vertical-align:-1px}
-code{font-size:.85rem}
+code{font-size:.85rem;overflow-wrap:anywhere}
 """
+
+Groups = Sequence[tuple[tuple[str, int], list[Row]]]
 
 
 def render(rows: Sequence[Row], command: str, setting: str) -> str:
     """The whole document. `command` reproduces it; `setting` says where and when it was measured."""
-    groups: dict[tuple[str, int], list[Row]] = {}
+    found: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.cell.target, row.cell.prompt_words), []).append(row)
-    longest_ms = max((row.p50.value for row in rows), default=1.0)
+        found.setdefault((row.cell.target, row.cell.prompt_words), []).append(row)
     # Targets of one prompt length side by side: those are compared.
-    by_words = sorted(groups.items(), key=lambda group: group[0][1])
-    parts = [_group(target, words, members, longest_ms) for (target, words), members in by_words]
+    groups = sorted(found.items(), key=lambda group: group[0][1])
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>TTFT, taken apart</title><style>{STYLE}</style>"
         "<h1>Time to first token, taken apart</h1>"
-        f"<p>Median of each stage; bars end at the median TTFT the client saw. {html.escape(setting)}</p>{_key(rows)}"
-        f"{''.join(parts)}<h2>All numbers</h2>{_table(rows)}<p><code>{html.escape(command)}</code></p></html>"
+        "<p>Median of each stage; bars end at the median TTFT the client saw, with its 95 % interval. "
+        f"Dashed: free text. × is over free text. {html.escape(setting)}</p>{_key(rows)}"
+        f"{_whole(groups)}{_without_prefill(groups)}"
+        f"<h2>All numbers</h2><h3>TTFT, ms</h3>{_ttft_table(rows)}<h3>Stages, median ms</h3>{_stage_table(rows)}"
+        f"<p style='margin-top:2rem'><code>{html.escape(command)}</code></p></html>"
     )
+
+
+def _whole(groups: Groups) -> str:
+    longest_ms = max((row.p50.high for _, rows in groups for row in rows), default=1.0)
+    drawn = [f"{_heading(key)}{_Plot(rows, longest_ms, skipped='').svg()}" for key, rows in groups]
+    return f"<h2>The whole TTFT</h2>{''.join(drawn)}"
+
+
+def _without_prefill(groups: Groups) -> str:
+    """The prefill dwarfs what a constraint adds: the rest, drawn large."""
+    if not any(row.stages_ms.get(PREFILL) for _, rows in groups for row in rows):
+        return ""
+    longest_ms = max(_shown_ms(row, PREFILL) for _, rows in groups for row in rows)
+    drawn = [f"{_heading(key)}{_Plot(rows, longest_ms, skipped=PREFILL).svg()}" for key, rows in groups]
+    return f"<h2>Everything but the prefill</h2>{''.join(drawn)}"
+
+
+def _heading(key: tuple[str, int]) -> str:
+    return f"<h3>{html.escape(key[0])}, prompts of {key[1]} words</h3>"
 
 
 def _key(rows: Sequence[Row]) -> str:
@@ -65,40 +91,84 @@ def _key(rows: Sequence[Row]) -> str:
     return f"<div class=key>{''.join(items)}</div>"
 
 
-def _group(target: str, words: int, rows: Sequence[Row], longest_ms: float) -> str:
-    height = len(rows) * (BAR_HEIGHT + GAP) + 26
-    width = LABEL_WIDTH + PLOT_WIDTH + VALUE_WIDTH
-    scale = PLOT_WIDTH / longest_ms
-    bars = [_bar(row, number * (BAR_HEIGHT + GAP), scale) for number, row in enumerate(rows)]
-    axis_y = height - 22
-    ticks = [_tick(_nice_step(longest_ms) * number, axis_y, scale) for number in range(6)]
-    drawn = "".join(tick for tick in ticks if tick)
-    return (
-        f"<h2>{html.escape(target)}, prompts of {words} words</h2>"
-        f"<svg viewBox='0 0 {width} {height}' width='100%' role=img aria-label='stages of {html.escape(target)}'>"
-        f"<line x1={LABEL_WIDTH} x2={LABEL_WIDTH + PLOT_WIDTH} y1={axis_y} y2={axis_y} />{drawn}{''.join(bars)}</svg>"
-    )
+def _shown_ms(row: Row, skipped: str) -> float:
+    """Length of a row's bar without the stage `skipped`; medians of stages do not quite sum to the median TTFT."""
+    return row.p50.value if not skipped else sum(ms for name, ms in row.stages_ms.items() if name != skipped)
 
 
-def _bar(row: Row, y: float, scale: float) -> str:
-    x: float = LABEL_WIDTH
-    middle = y + BAR_HEIGHT * 0.7
-    total_ms = sum(row.stages_ms.values())
-    # Medians of stages do not quite sum to the median of the sum; the bar's length is the latter.
-    fit = row.p50.value / total_ms if total_ms else 0.0
-    parts = [f"<text x={LABEL_WIDTH - 10} y={middle} text-anchor=end>{html.escape(row.cell.name)}</text>"]
-    if not total_ms:
-        parts.append(f"<rect x={x} y={y} width={row.p50.value * scale:.1f} height={BAR_HEIGHT} fill='{OTHER}' rx=2 />")
-    for name, median_ms in row.stages_ms.items():
-        width = median_ms * fit * scale
-        colour = COLOURS.get(name, OTHER)
-        title = f"<title>{html.escape(name)} {median_ms:.1f} ms</title>"
-        parts.append(f"<rect x={x:.1f} y={y} width={width:.1f} height={BAR_HEIGHT} fill='{colour}'>{title}</rect>")
-        x += width
-    ratio = f"  ×{row.to_free.value:.2f}" if row.to_free else ""
-    end = LABEL_WIDTH + row.p50.value * scale + 8
-    parts.append(f"<text x={end:.1f} y={middle}>{row.p50.value:.0f} ms<tspan class=soft>{ratio}</tspan></text>")
-    return "".join(parts)
+class _Plot:
+    """Bars of one group.
+
+    Args:
+        rows: one bar each.
+        longest_ms: what the full width stands for.
+        skipped: a stage that is left out; then there is no interval and no ratio, which are of the whole.
+    """
+
+    def __init__(self, rows: Sequence[Row], longest_ms: float, *, skipped: str) -> None:
+        self._rows = rows
+        self._longest_ms = longest_ms
+        self._scale = PLOT_WIDTH / longest_ms
+        self._skipped = skipped
+
+    def svg(self) -> str:
+        """The drawing."""
+        axis_y = len(self._rows) * (BAR_HEIGHT + GAP)
+        width, height = LABEL_WIDTH + PLOT_WIDTH + VALUE_WIDTH, axis_y + AXIS_HEIGHT
+        bars = [self._bar(row, number * (BAR_HEIGHT + GAP)) for number, row in enumerate(self._rows)]
+        step = _nice_step(self._longest_ms)
+        ticks = [self._tick(step * number, axis_y) for number in range(6)]
+        return (
+            f"<svg viewBox='0 0 {width} {height}' width='100%' role=img aria-label='stages'>"
+            f"<line x1={LABEL_WIDTH} x2={LABEL_WIDTH + PLOT_WIDTH} y1={axis_y} y2={axis_y} />"
+            f"{''.join(ticks)}{''.join(bars)}{self._free_line(axis_y)}</svg>"
+        )
+
+    def _x(self, value_ms: float) -> float:
+        return LABEL_WIDTH + value_ms * self._scale
+
+    def _free_line(self, axis_y: float) -> str:
+        free = next((row for row in self._rows if row.cell.kind == "free"), None)
+        if free is None:
+            return ""
+        x = self._x(_shown_ms(free, self._skipped))
+        return f"<line class=free x1={x:.1f} x2={x:.1f} y1=0 y2={axis_y} />"
+
+    def _bar(self, row: Row, y: float) -> str:
+        middle, length_ms = y + BAR_HEIGHT * 0.7, _shown_ms(row, self._skipped)
+        parts = [f"<text x={LABEL_WIDTH - 10} y={middle} text-anchor=end>{html.escape(row.cell.name)}</text>"]
+        parts += self._stages(row, y, length_ms)
+        end_ms, ratio = length_ms, ""
+        if not self._skipped:
+            end_ms, ratio = row.p50.high, f"  ×{row.to_free.value:.2f}" if row.to_free else ""
+            low, high, at = self._x(row.p50.low), self._x(row.p50.high), y + BAR_HEIGHT / 2
+            parts.append(f"<line class=range x1={low:.1f} x2={high:.1f} y1={at} y2={at} />")
+        shown = f"{length_ms:.0f} ms<tspan class=soft>{ratio}</tspan>"
+        parts.append(f"<text x={self._x(end_ms) + 8:.1f} y={middle}>{shown}</text>")
+        return "".join(parts)
+
+    def _stages(self, row: Row, y: float, length_ms: float) -> list[str]:
+        stages = {name: ms for name, ms in row.stages_ms.items() if name != self._skipped}
+        total_ms = sum(stages.values())
+        if not total_ms:
+            size = f"width={length_ms * self._scale:.1f} height={BAR_HEIGHT}"
+            return [f"<rect x={LABEL_WIDTH} y={y} {size} fill='{OTHER}' rx=2 />"]
+        parts, start_ms = [], 0.0
+        for name, median_ms in stages.items():
+            drawn_ms = median_ms * length_ms / total_ms
+            size = f"width={drawn_ms * self._scale:.1f} height={BAR_HEIGHT}"
+            title = f"<title>{html.escape(name)} {median_ms:.1f} ms</title>"
+            place = f"x={self._x(start_ms):.1f} y={y}"
+            parts.append(f"<rect {place} {size} fill='{COLOURS.get(name, OTHER)}'>{title}</rect>")
+            start_ms += drawn_ms
+        return parts
+
+    def _tick(self, value_ms: float, y: float) -> str:
+        x = self._x(value_ms)
+        if x > LABEL_WIDTH + PLOT_WIDTH:
+            return ""
+        label = f"<text class=soft x={x:.1f} y={y + 18} text-anchor=middle>{value_ms:g}</text>"
+        return f"<line x1={x:.1f} x2={x:.1f} y1={y} y2={y + 4} />{label}"
 
 
 def _nice_step(longest_ms: float) -> float:
@@ -108,24 +178,27 @@ def _nice_step(longest_ms: float) -> float:
     return 10000
 
 
-def _tick(value_ms: float, y: float, scale: float) -> str:
-    x = LABEL_WIDTH + value_ms * scale
-    if x > LABEL_WIDTH + PLOT_WIDTH:
-        return ""
-    label = f"<text class=soft x={x:.1f} y={y + 18} text-anchor=middle>{value_ms:g}</text>"
-    return f"<line x1={x:.1f} x2={x:.1f} y1={y} y2={y + 4} />{label}"
-
-
-def _table(rows: Sequence[Row]) -> str:
-    stages = [name for name in STAGE_ORDER if any(name in row.stages_ms for row in rows)]
-    heads = ["cell", "target", "words", "n", "refused", "p50", "95 %", "p90", "p99", "× free", *stages]
+def _ttft_table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
-        ratio = f"{row.to_free.value:.3f} ({row.to_free.low:.2f}-{row.to_free.high:.2f})" if row.to_free else ""
-        interval = f"{row.p50.low:.0f}-{row.p50.high:.0f}"
-        cells = [row.cell.name, row.cell.target, row.cell.prompt_words, row.num_samples, row.num_refused]
-        cells += [f"{row.p50.value:.1f}", interval, f"{row.p90.value:.1f}", f"{row.p99.value:.1f}", ratio]
-        cells += [f"{row.stages_ms.get(name, 0):.1f}" for name in stages]
-        lines.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
+        ratio = f"{row.to_free.value:.3f} ({row.to_free.low:.3f}-{row.to_free.high:.3f})" if row.to_free else ""
+        numbers = [f"{row.p50.value:.1f} ({row.p50.low:.0f}-{row.p50.high:.0f})"]
+        numbers += [f"{row.p90.value:.1f}", f"{row.p99.value:.1f}", ratio]
+        lines.append([*_names(row), str(row.num_samples), str(row.num_refused), *numbers])
+    return _table(["cell", "target", "words", "n", "refused", "p50 (95 %)", "p90", "p99", "× free (95 %)"], lines)
+
+
+def _stage_table(rows: Sequence[Row]) -> str:
+    stages = [name for name in STAGE_ORDER if any(name in row.stages_ms for row in rows)]
+    lines = [[*_names(row), *(f"{row.stages_ms.get(name, 0):.1f}" for name in stages)] for row in rows]
+    return _table(["cell", "target", "words", *stages], lines)
+
+
+def _names(row: Row) -> list[str]:
+    return [row.cell.name, row.cell.target, str(row.cell.prompt_words)]
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{name}</th>" for name in heads)
-    return f"<div style='overflow-x:auto'><table><tr>{head}</tr>{''.join(lines)}</table></div>"
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<div style='overflow-x:auto'><table><tr>{head}</tr>{body}</table></div>"

@@ -1,0 +1,122 @@
+"""A stock vLLM pair and what may stand in front of it: pd-proxy, and a plain relay that shows P the constraint or not.
+
+Owns: starting and stopping them. The pair: NixlConnector on the CPU, one core each, asleep when idle; its environment
+is `$PD_PEERS/vllm`, its model the Hugging Face folder `$PD_PEERS/model`.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import yaml
+
+from benchmarks.deployment import with_keys
+from benchmarks.ports import free_port
+
+MODEL_NAME = "smollm2"
+_READY_WITHIN_S = 900.0
+_END_WITHIN_S = 30.0
+_ROLES = (("kv_producer", 0), ("kv_consumer", 1))
+
+
+@contextmanager
+def running_fronts(config: Path, peers: Path, relay: Path | None) -> Iterator[dict[str, str]]:
+    """Start the pair and its fronts; yields name → URL.
+
+    Args:
+        config: pd-proxy's; its ports and fleet are replaced.
+        peers: folder with the environment `vllm` and the folder `model`.
+        relay: script of the plain relay; None leaves it out.
+    """
+    with tempfile.TemporaryDirectory() as folder, _children() as children:
+        logs = Path(folder)
+        engines = [free_port(), free_port()]
+        for port, (role, core) in zip(engines, _ROLES, strict=True):
+            children.append(_vllm(peers, port, role, core, logs))
+        p, d = (f"http://127.0.0.1:{port}" for port in engines)
+        _wait([f"{p}/health", f"{d}/health"], children, logs)
+        ports = {"pd-proxy": free_port()}
+        children.append(_proxy(config, ports["pd-proxy"], (p, d), logs))
+        if relay is not None:
+            for name, more in (("relay", []), ("relay-strip", ["--strip"])):
+                ports[name] = free_port()
+                command = [str(peers / "vllm/bin/python"), str(relay), "--port", str(ports[name]), *more]
+                children.append(_start([*command, "--prefill", p, "--decode", d], logs / name, {}))
+        urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+        _wait([f"{url}/{'ready' if name == 'pd-proxy' else 'docs'}" for name, url in urls.items()], children, logs)
+        yield urls
+
+
+def _vllm(peers: Path, port: int, role: str, core: int, logs: Path) -> subprocess.Popen[bytes]:
+    transfer = f'{{"kv_connector":"NixlConnector","kv_role":"{role}","kv_buffer_device":"cpu"}}'
+    command = [str(peers / "vllm/bin/vllm"), "serve", str(peers / "model"), "--served-model-name", MODEL_NAME]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"]
+    command += ["--max-num-seqs", "32", "--kv-transfer-config", transfer]
+    environment = {
+        "PATH": f"{peers / 'vllm/bin'}:{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": str(core),
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        "VLLM_SLEEP_WHEN_IDLE": "1",
+    }
+    return _start(command, logs / role, environment)
+
+
+def _proxy(config: Path, port: int, engines: tuple[str, str], logs: Path) -> subprocess.Popen[bytes]:
+    fleet = {"prefill": [engines[0]], "decode": [engines[1]]}
+    sections = with_keys(yaml.safe_load(config.read_text()), "proxy", {"port": port, "fleet": fleet})
+    path = logs / "pd_vllm.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return _start([sys.executable, "-m", "proxy", "--config", str(path)], logs / "pd-proxy", {})
+
+
+def _start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """In a process group of its own: vLLM has children that outlive it otherwise."""
+    with log.with_suffix(".log").open("ab") as output:
+        return subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **environment}, start_new_session=True
+        )
+
+
+def _wait(urls: Sequence[str], children: Sequence[subprocess.Popen[bytes]], logs: Path) -> None:
+    give_up_s = time.monotonic() + _READY_WITHIN_S
+    for url in urls:
+        while True:
+            if any(child.poll() is not None for child in children) or time.monotonic() > give_up_s:
+                ends = [f"{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in sorted(logs.glob("*.log"))]
+                raise SystemExit(f"{url} does not answer\n" + "\n".join(ends))
+            try:
+                urllib.request.urlopen(url, timeout=2).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+
+
+@contextmanager
+def _children() -> Iterator[list[subprocess.Popen[bytes]]]:
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        yield children
+    finally:
+        for child in children:
+            _signal(child, signal.SIGTERM)
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=_END_WITHIN_S)
+            _signal(child, signal.SIGKILL)  # what is left of its group
+            child.wait()
+
+
+def _signal(child: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
