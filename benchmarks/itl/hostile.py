@@ -5,13 +5,15 @@ Owns: the constraints, their answers, the engine's memory and CPU afterwards. Do
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 
 MEASURED_S = 1.0
 
@@ -73,24 +75,35 @@ async def _ask(session: aiohttp.ClientSession, url: str, name: str, body: dict[s
     return Answer(name, response.status, seconds, message)
 
 
-def tree(pids: Sequence[int]) -> list[psutil.Process]:
-    """The processes and all below them."""
-    roots = [psutil.Process(pid) for pid in pids]
-    return [*roots, *(child for root in roots for child in root.children(recursive=True))]
+def tree(pids: Sequence[int]) -> list[int]:
+    """The processes and all below them that live now."""
+    found = list(pids)
+    for pid in found:
+        with suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
+    return found
 
 
-def memory_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Resident memory of those that still live."""
-    return sum(process.memory_info().rss for process in processes if process.is_running())
+def memory_bytes(pids: Sequence[int]) -> int:
+    """Resident memory of those that live."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return total
 
 
 async def cpu_share(pids: Sequence[int]) -> float:
     """Cores in use by the processes and their children over the next second."""
-    before = {process.pid: _cpu_s(process) for process in tree(pids)}
+    before = {pid: _cpu_s(pid) for pid in tree(pids)}
     await asyncio.sleep(MEASURED_S)
-    return sum(_cpu_s(process) - before.get(process.pid, 0.0) for process in tree(pids)) / MEASURED_S
+    return sum(_cpu_s(pid) - before.get(pid, 0.0) for pid in tree(pids)) / MEASURED_S
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
+def _cpu_s(pid: int) -> float:
+    """Processor time so far; 0 for a process that is gone."""
+    with suppress(OSError):
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0

@@ -15,6 +15,8 @@ from common.config.engine import EngineConfig
 from common.engine.async_engine import AsyncEngine
 from common.engine.core import EngineCore
 from common.engine.kv_cache.storage import KvCacheStorage, KvShape
+from common.engine.model.decode_graphs import CudaRecorder, GraphedDecoder, graph_sizes
+from common.engine.model.forward import DecoderModel
 from common.engine.model.loaded import LoadedModel
 from common.engine.model.loader import load_model
 from common.engine.ports import KVSink, KVSource
@@ -26,6 +28,7 @@ from common.engine.sampling.sampler import Sampler
 from common.engine.settings import CoreSettings, PullFailurePolicy
 from common.engine.structured_output.service import LocalGrammarService
 from common.engine.tokenizer import Tokenizer
+from common.openai.tool_calls import ToolTags
 from common.serving.final_check import FinalCheck
 from common.serving.intake import Intake
 from common.serving.kv_intent import KvGate
@@ -35,7 +38,7 @@ from common.serving.respond import Responder
 from common.serving.sampling_fields import SamplingReader
 from common.serving.served_model import ServedModel
 from common.serving.shaping.reasoning import ReasoningTags, reasoning_tags
-from common.serving.shaping.tool_calls import ToolTags, tool_tags
+from common.serving.shaping.tool_calls import tool_tags
 from common.serving.surface import Parts
 from common.telemetry.metrics import Metrics
 from common.wire.model_identity import ModelIdentity
@@ -63,6 +66,7 @@ class LoadedEngine:
 
     config: EngineConfig
     loaded: LoadedModel
+    decoder: DecoderModel
     storage: KvCacheStorage
     settings: CoreSettings
     grammars: LocalGrammarService
@@ -88,7 +92,7 @@ class LoadedEngine:
         """The engine, not started."""
         core = EngineCore(
             self.settings,
-            model=self.loaded.model,
+            model=self.decoder,
             kv_cache=self.storage,
             sampler=self.sampler,
             grammars=self.grammars,
@@ -187,6 +191,7 @@ def load_engine(
     return LoadedEngine(
         config=config,
         loaded=loaded,
+        decoder=_decoder(config, loaded, storage, settings),
         storage=storage,
         settings=settings,
         grammars=_grammars(config, loaded, clock, GrammarMetrics(metrics), reasoning, warm=warm_grammars),
@@ -236,6 +241,21 @@ def _allocate(config: EngineConfig, loaded: LoadedModel) -> KvCacheStorage:
         dtype=loaded.model.dtype,
     )
     return KvCacheStorage.allocate(config, shape, loaded.model.device)
+
+
+def _decoder(
+    config: EngineConfig, loaded: LoadedModel, storage: KvCacheStorage, settings: CoreSettings
+) -> DecoderModel:
+    """The model, or graphs of its decode steps: Triton's attention reads all that changes from the device."""
+    if not config.decode_graphs or loaded.kernels != "triton":
+        return loaded.model
+    return GraphedDecoder(
+        loaded.model,
+        CudaRecorder(storage.device),
+        storage.tensor,
+        graph_sizes(settings.max_num_seqs),
+        settings.max_model_len_tokens,
+    )
 
 
 def _grammars(

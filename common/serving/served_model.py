@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from common.engine.chat_template import ChatTemplate
 from common.engine.tokenizer import Tokenizer
 from common.errors import NotFound
+from common.openai.tool_calls import ToolTags
 from common.serving.shaping.reasoning import ReasoningTags
-from common.serving.shaping.tool_calls import ToolTags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

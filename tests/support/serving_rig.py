@@ -21,6 +21,7 @@ from common.engine.structured_output.ticket import Ticket
 from common.errors import ConstraintRejected, PDError, ReferenceRefused
 from common.ids import BlockId, EngineId, LeaseId, RequestId
 from common.openai.sse import SseParser
+from common.openai.tool_calls import ToolTags
 from common.serving.app import AppSettings, build_app
 from common.serving.final_check import FinalCheck
 from common.serving.intake import Intake
@@ -30,7 +31,6 @@ from common.serving.sampling_fields import SamplingReader
 from common.serving.served_model import ServedModel
 from common.serving.server import HttpServer
 from common.serving.shaping.reasoning import ReasoningTags
-from common.serving.shaping.tool_calls import ToolTags
 from common.serving.surface import Parts, Surface
 from common.telemetry.metrics import Metrics
 from common.telemetry.timeline import Event
