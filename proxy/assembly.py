@@ -70,11 +70,7 @@ def assemble(
     metrics = _metrics(admission, background, fleet)
     services = Services(
         config=config,
-        rules=LegRules(
-            strip_constraint=config.structured_output != "naive",
-            constraint_in_prompt=config.constraint_in_prompt,
-            our_engines=config.dialect == "pd",
-        ),
+        rules=_rules(config),
         clock=clock,
         fleet=fleet,
         policies={
@@ -97,6 +93,14 @@ def assemble(
         clients=clients,
         admins=admins,
         sources=make_sources(config.fleet, fleet),
+    )
+
+
+def _rules(config: ProxyConfig) -> LegRules:
+    return LegRules(
+        strip_constraint=config.structured_output != "naive",
+        constraint_in_prompt=config.constraint_in_prompt,
+        our_engines=config.dialect == "pd",
     )
 
 

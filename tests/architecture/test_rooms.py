@@ -106,6 +106,8 @@ CONFINED = {
     "llguidance": "common/engine/structured_output/",
     "yaml": "common/config/loader.py",
     "gguf": "common/engine/model/",
+    "dns": "proxy/fleet/srv_source",
+    "kubernetes": "proxy/fleet/kubernetes_source",
     "prometheus_client": ("common/telemetry/", "proxy/metrics", "common/serving/metrics"),
 }
 

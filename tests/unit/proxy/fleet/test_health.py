@@ -1,4 +1,6 @@
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -7,7 +9,7 @@ from common.errors import UpstreamBroken, UpstreamUnreachable
 from proxy.config import FleetConfig
 from proxy.fleet.health import Monitor
 from proxy.fleet.membership import Fleet
-from proxy.fleet.worker import Worker, WorkerState
+from proxy.fleet.worker import Role, Worker, WorkerState
 from proxy.upstream import Answer, Upstream
 
 
@@ -18,6 +20,10 @@ class ScriptedUpstream(Upstream):
         super().__init__(connect_s=1, keepalive_s=1)
         self._answers = {f"/{name}": list(entries) for name, entries in answers.items()}
         self.asked: list[tuple[str, object]] = []
+
+    def script(self, path: str, *answers: int | Exception) -> None:
+        """From now on answer like this."""
+        self._answers[path] = list(answers)
 
     async def get(self, worker: Worker, path: str, headers: object) -> Answer:
         self.asked.append((path, headers))
@@ -95,3 +101,50 @@ async def test_a_circuit_that_opened_before_a_restart_is_closed_by_readiness() -
         worker.breaker.on_failure()
     assert await states(monitor, worker, 1) == ["ready"]
     assert worker.is_routable
+
+
+@asynccontextmanager
+async def watched(*, num_legs: int = 0) -> AsyncIterator[tuple[Fleet, ScriptedUpstream]]:
+    """A monitor at work on one ready engine: a probe every millisecond, or once a minute while all is calm."""
+    config = FleetConfig(prefill=("http://p:1",), probe_interval_s=0.001, calm_probe_interval_s=60)
+    fleet, upstream = Fleet(config, ManualClock()), ScriptedUpstream()
+    (worker,) = fleet.all()
+    for _ in range(num_legs):
+        worker.load(1)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(Monitor(fleet, upstream, config, {}).run())
+        async with asyncio.timeout(5):
+            await until(lambda: worker.state is WorkerState.READY)
+            yield fleet, upstream
+        running.cancel()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - watches state that has no event of its own
+        await asyncio.sleep(0.001)
+
+
+async def test_while_all_are_well_and_idle_probes_are_rare() -> None:
+    async with watched() as (_, upstream):
+        await asyncio.sleep(0.05)  # fifty times the short pause
+        assert len([path for path, _ in upstream.asked if path == "/ready"]) <= 2
+
+
+async def test_an_engine_with_work_is_probed_often() -> None:
+    async with watched(num_legs=1) as (_, upstream):
+        await until(lambda: len(upstream.asked) > 10)
+
+
+async def test_a_newcomer_is_probed_at_once() -> None:
+    async with watched() as (fleet, _):
+        newcomer = fleet.add(Role.DECODE, "http://d:1")
+        await until(lambda: newcomer.is_routable)
+
+
+async def test_an_engine_in_trouble_is_probed_often_until_it_is_out_and_after() -> None:
+    async with watched() as (fleet, upstream):
+        upstream.script("/ready", UpstreamUnreachable("x"))
+        newcomer = fleet.add(Role.DECODE, "http://d:1")  # wakes the monitor: a minute is long
+        await until(lambda: all(w.state is not WorkerState.READY for w in fleet.all()))
+        upstream.script("/ready", 200)
+        await until(lambda: newcomer.is_routable and all(w.is_routable for w in fleet.all()))
