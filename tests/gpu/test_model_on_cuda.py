@@ -42,3 +42,24 @@ def test_a_model_on_cuda_has_the_logits_it_has_on_the_cpu(kernels):
     for chunks in ([], [5, 1, 1, 20]):
         logits = PagedDriver(on_cuda, config, num_blocks=16, device="cuda").run(PROMPT, chunks)
         torch.testing.assert_close(logits.cpu(), expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_recorded_decode_has_the_logits_of_a_plain_one(dtype):
+    from common.engine.model.decode_graphs import CudaRecorder, GraphedDecoder, graph_sizes
+    from tests.support.interpreted_graphs import BLOCK_SIZE, MAX_BLOCKS, MAX_NUM_SEQS, decodes
+
+    config, device = tiny_config(head_dim=64), torch.device("cuda")
+    weights = MemoryWeights(random_weights(config))
+    model = make_decoder(config, weights, kernels="triton", dtype=dtype, device=device, num_threads=0).model
+    shape = (MAX_BLOCKS * MAX_NUM_SEQS, config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    plain, graphed = (torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(2))
+    decoder = GraphedDecoder(model, CudaRecorder(device), graphed, graph_sizes(MAX_NUM_SEQS), MAX_BLOCKS * BLOCK_SIZE)
+    graphed.zero_()
+    for position, num_seqs in enumerate((5, 5, 3, 1, 3, 2, 1)):
+        batch = decodes(position, num_seqs)
+        tensors = {name: getattr(batch, name) for name in batch.__slots__}
+        batch = type(batch)(**{n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in tensors.items()})
+        expected = model.forward(batch, plain)
+        torch.testing.assert_close(decoder.forward(batch, graphed), expected, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(graphed, plain, atol=1e-2, rtol=1e-2)

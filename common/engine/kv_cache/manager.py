@@ -112,6 +112,8 @@ class KvCacheManager:
 
     def try_grow(self, holding: Holding, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens in all; False, and nothing changed, when too few blocks are free."""
+        if num_tokens <= len(holding.table) * self.block_size:  # most decodes
+            return True
         if num_blocks_for(num_tokens, self.block_size) - len(holding.table) > self._pool.num_free:
             return False
         self._grow(holding, num_tokens)

@@ -24,6 +24,8 @@ class ForwardBatch:
         query_start: host copy of where each sequence's tokens begin, length num_seqs + 1.
         seq_lens: host copy of each sequence's length including this step's tokens, length num_seqs.
         logits_indices: int64 [num_logits], rows of `token_ids` whose next-token logits are wanted.
+        is_decode: one token per sequence and the logits of each, in order. Said by whoever makes the batch: reading
+            `logits_indices` back would make the host wait for the device.
     """
 
     token_ids: torch.Tensor
@@ -33,6 +35,7 @@ class ForwardBatch:
     query_start: tuple[int, ...]
     seq_lens: tuple[int, ...]
     logits_indices: torch.Tensor
+    is_decode: bool = False
 
 
 class DecoderModel(Protocol):

@@ -33,7 +33,7 @@ class _Tiles:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How one batch is attended; the same for all layers."""
+    """How one forward attends; the same for all its layers."""
 
     write_blocks: torch.Tensor
     write_offsets: torch.Tensor
@@ -47,6 +47,7 @@ class TritonPagedAttention:
         self._config = config
         self._group = config.num_heads // config.num_kv_heads
         self._planned: tuple[ForwardBatch, _Plan] | None = None
+        self._decode_tables: dict[int, torch.Tensor] = {}
 
     def attend(
         self,
@@ -58,7 +59,7 @@ class TritonPagedAttention:
         kv_cache: torch.Tensor,
     ) -> torch.Tensor:
         """See `Attention.attend`; the heads of `query` must lie next to each other."""
-        plan = self._plan(batch, kv_cache.shape[3])
+        plan = self._plan(batch, kv_cache.shape[3], is_first=layer == 0)
         kv_cache[plan.write_blocks, layer, 0, plan.write_offsets] = key
         kv_cache[plan.write_blocks, layer, 1, plan.write_offsets] = value
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -103,19 +104,41 @@ class TritonPagedAttention:
             partial, log_sums, tiles.table, out, num_tokens, TOKENS=tokens, **constants
         )
 
-    def _plan(self, batch: ForwardBatch, block_size: int) -> _Plan:
-        """The plan of `batch`, made at its first layer and kept until another batch comes."""
-        if self._planned is None or self._planned[0] is not batch:
-            self._planned = (batch, _make_plan(batch, block_size, self._group))
+    def _plan(self, batch: ForwardBatch, block_size: int, *, is_first: bool) -> _Plan:
+        """The plan of `batch`, made at its first layer and kept until the next forward.
+
+        A recorded graph holds that layer, too: where K and V go is computed anew in each replay.
+        """
+        if is_first or self._planned is None or self._planned[0] is not batch:
+            tiles = self._decode_tiles(batch) if batch.is_decode else _tiles_of(batch, self._group)
+            self._planned = (batch, _Plan(batch.slot_mapping // block_size, batch.slot_mapping % block_size, tiles))
         return self._planned[1]
 
+    def _decode_tiles(self, batch: ForwardBatch) -> tuple[_Tiles, ...]:
+        """What `_tiles_of` gives for one token per sequence. Tables stay, as recorded graphs read them."""
+        num_seqs = len(batch.seq_lens)
+        table = self._decode_tables.get(num_seqs)
+        if table is None:
+            table = _table([(row, 1, row) for row in range(num_seqs)], batch.positions.device)
+            self._decode_tables[num_seqs] = table
+        return (_Tiles(table, _rows_short(self._group), _num_splits(max(batch.seq_lens))),)
 
-def _make_plan(batch: ForwardBatch, block_size: int, group: int) -> _Plan:
+
+def _rows_short(group: int) -> int:
+    return max(ROWS_SHORT, int(triton.next_power_of_2(group)))
+
+
+def _num_splits(longest: int) -> int:
+    return min(MAX_SPLITS, int(triton.next_power_of_2(-(-longest // KEYS_PER_SPLIT))))
+
+
+def _table(tiles: list[tuple[int, int, int]], device: torch.device) -> torch.Tensor:
+    return torch.tensor(tiles, dtype=torch.int32, device=device)
+
+
+def _tiles_of(batch: ForwardBatch, group: int) -> tuple[_Tiles, ...]:
     """Sequences with few tokens get low tiles, split along their history; chunks of prompts get high ones, unsplit."""
-    rows_short, rows_long = (
-        max(ROWS_SHORT, triton.next_power_of_2(group)),
-        max(ROWS_LONG, triton.next_power_of_2(group)),
-    )
+    rows_short, rows_long = _rows_short(group), max(ROWS_LONG, int(triton.next_power_of_2(group)))
     short: list[tuple[int, int, int]] = []
     long: list[tuple[int, int, int]] = []
     longest = 1
@@ -128,13 +151,8 @@ def _make_plan(batch: ForwardBatch, block_size: int, group: int) -> _Plan:
         step = rows_long // group
         long.extend((first, min(step, end - first), sequence) for first in range(start, end, step))
     device = batch.positions.device
-    num_splits = min(MAX_SPLITS, triton.next_power_of_2(-(-longest // KEYS_PER_SPLIT)))
-    return _Plan(
-        write_blocks=batch.slot_mapping // block_size,
-        write_offsets=batch.slot_mapping % block_size,
-        tiles=tuple(
-            _Tiles(torch.tensor(table, dtype=torch.int32, device=device), rows, splits)
-            for table, rows, splits in ((short, rows_short, num_splits), (long, rows_long, 1))
-            if table
-        ),
+    return tuple(
+        _Tiles(_table(table, device), rows, splits)
+        for table, rows, splits in ((short, rows_short, _num_splits(longest)), (long, rows_long, 1))
+        if table
     )

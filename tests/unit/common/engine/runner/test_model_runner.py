@@ -57,3 +57,26 @@ def test_blocks_of_a_rows_former_owner_never_show() -> None:
     batch.update(StepPlan(chunks=chunks, left=(a.key,)))
     ModelRunner(model, storage, batch).forward(chunks)
     assert model.batches[0].block_tables.tolist() == [[4, 0], [5, 6]]
+
+
+def test_decodes_alone_become_the_batch_they_are_in_company() -> None:
+    model, storage, batch = Recorder(), fake_storage(16, 4), InputBatch(4, 8)
+    a, b, c = request("a", [10, 11, 12, 13, 14, 15], 3, 9), request("b", [20, 21, 22], 5, 8), request("c", [7, 8], 2)
+    decodes = (ScheduledChunk(a, 5, 1, samples=True), ScheduledChunk(b, 2, 1, samples=True))
+    company = ScheduledChunk(c, 0, 2, samples=True)
+    batch.update(StepPlan(chunks=(*decodes, company)))
+    runner = ModelRunner(model, storage, batch)
+    runner.forward(decodes)
+    runner.forward((*decodes, company))
+    alone, together = model.batches
+    assert alone.token_ids.tolist() == together.token_ids[:2].tolist() == [15, 22]
+    assert alone.positions.tolist() == together.positions[:2].tolist()
+    assert alone.slot_mapping.tolist() == together.slot_mapping[:2].tolist()
+    assert [row[0] for row in alone.block_tables.tolist()] == [3, 5]
+    assert alone.block_tables[0].tolist() == together.block_tables[0].tolist()
+    assert (alone.query_start, alone.seq_lens) == (together.query_start[:3], together.seq_lens[:2])
+    assert alone.logits_indices.tolist() == [0, 1]
+    assert [getattr(alone, name).dtype for name in ("token_ids", "positions", "slot_mapping", "logits_indices")] == [
+        torch.int64
+    ] * 4
+    assert alone.block_tables.dtype == torch.int32
