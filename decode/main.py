@@ -13,6 +13,7 @@ from common.config.secret import read_secret
 from common.errors import ConfigError
 from common.serving.program import run
 from decode.config import DecodeConfig
+from kv_transfer.compatibility import check_buffer_device
 from kv_transfer.reference import is_loopback
 
 
@@ -40,7 +41,9 @@ def read(path: str) -> Settings:
     secret = read_secret(config.secret_file, config.secret_variable)
     if secret is None and not is_loopback(config.host):
         raise ConfigError(f"{path}: key `decode.host`: without a secret only loopback addresses, not {config.host}")
-    return Settings(config=config, engine=role_engine_config(path, "decode"), secret=secret)
+    engine = role_engine_config(path, "decode")
+    check_buffer_device(path, "decode", config.kv_buffer_device, engine.device)
+    return Settings(config=config, engine=engine, secret=secret)
 
 
 def serve(settings: Settings) -> Coroutine[Any, Any, None]:

@@ -14,6 +14,7 @@ from kv_transfer.consumer import KVConsumer
 from kv_transfer.interface import PullOrder, TransferOutcome, TransferStatus
 
 _STATUS = {
+    TransferStatus.LATE: PullStatus.LATE,
     TransferStatus.DONE: PullStatus.DONE,
     TransferStatus.FAILED: PullStatus.FAILED,
     TransferStatus.CANCELLED: PullStatus.CANCELLED,

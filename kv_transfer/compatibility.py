@@ -1,11 +1,13 @@
 """What two engines must agree on before one may decode on the other's KV.
 
-Owns: the fingerprint, its version, and the sentence that names what differs. Journey row 7, before anything is read.
+Owns: the fingerprint, its version, and the sentence that names what differs; what cannot be moved is refused by name.
+Journey row 7, before anything is read.
 Does not know: how it travels (handshake), block sizes (they may differ: byte ranges are read, not block numbers).
 """
 
 import msgspec
 
+from common.errors import ConfigError
 from common.wire.kv_layout import KvLayout
 from common.wire.model_identity import ModelIdentity
 
@@ -66,3 +68,16 @@ def differences(ours: Fingerprint, theirs: Fingerprint) -> tuple[str, ...]:
         if mine != other:
             phrases.append(f"{name} (ours {mine!r}, theirs {other!r})")
     return tuple(phrases)
+
+
+def check_buffer_device(path: str, role: str, buffer_device: str, engine_device: str) -> None:
+    """Refuse a buffer that is not there: KV is read where it lies, without a copy through host memory.
+
+    Raises:
+        ConfigError: `kv_buffer_device: cpu` for an engine whose pool is not in host memory.
+    """
+    if buffer_device == "cpu" and engine_device != "cpu":
+        raise ConfigError(
+            f"{path}: key `{role}.kv_buffer_device`: there is no buffer in host memory for KV on {engine_device}; "
+            "allowed here: device (NIXL reads and writes VRAM itself, by UCX's cuda_ipc and cuda_copy)"
+        )

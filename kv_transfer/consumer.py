@@ -12,7 +12,7 @@ import structlog
 
 from common.clock import Clock
 from common.errors import ReferenceRefused
-from common.ids import LeaseId, RequestId
+from common.ids import RequestId
 from common.wire.kv_layout import KvLayout
 from common.wire.kv_params import KvReference
 from kv_transfer import notifications
@@ -34,7 +34,7 @@ from kv_transfer.peers import PeerBook
 from kv_transfer.producer import pool_region
 from kv_transfer.puller import Puller
 from kv_transfer.stats import ConsumerStats, Histogram
-from kv_transfer.transfer import Pull, PullState
+from kv_transfer.transfer import LeaseKey, Pull, PullState
 
 _LOG = structlog.get_logger(__name__)
 FIRST_BEAT_S = 0.25
@@ -88,8 +88,8 @@ class KVConsumer:
         self._commands: deque[Callable[[], None]] = deque()
         self._outcomes: deque[TransferOutcome] = deque()
         self._pulls: dict[RequestId, Pull] = {}
-        self._leases: dict[LeaseId, RequestId] = {}
-        self._consumed: OrderedDict[LeaseId, None] = OrderedDict()
+        self._leases: dict[LeaseKey, RequestId] = {}
+        self._consumed: OrderedDict[LeaseKey, None] = OrderedDict()
         self._failure: str | None = None
         self._told_at_s = float("-inf")
         self._num_done = self._num_cancelled = self._num_bytes = self._num_descriptors = 0
@@ -209,12 +209,12 @@ class KVConsumer:
         """Refuse what must never be read; mark the lease as this request's."""
         reference, endpoint = pull.reference, self._endpoint
         references.check(reference, endpoint.settings.secret, endpoint.identity.engine_id)
-        if reference.lease_id in self._consumed or reference.lease_id in self._leases:
+        if pull.lease_key in self._consumed or pull.lease_key in self._leases:
             raise ReferenceRefused("the reference was used before")
         pull.slot, pull.generation = references.parse_lease_id(reference.lease_id)
         pull.digest = references.digest(reference)
         pull.owns_lease = True
-        self._leases[reference.lease_id] = pull.request_id
+        self._leases[pull.lease_key] = pull.request_id
 
     def _start(self, order: PullOrder) -> None:
         pull = self._pulls.get(order.request_id)
@@ -227,6 +227,9 @@ class KVConsumer:
         if pull.failure is None and order.end_token > pull.reference.remote_num_tokens:
             pull.failure = Failure(FailureCause.REFUSED, "the reference holds fewer tokens than are wanted")
         pull.move_to(PullState.QUEUED)
+        if self._failure is None:
+            self._puller.advance(pull)  # at once: over shared memory all of the copying happens in here
+            self._settle(pull)
 
     def _cancel(self, request_id: RequestId) -> None:
         pull = self._pulls.get(request_id)
@@ -266,28 +269,36 @@ class KVConsumer:
             self._finish(pull, TransferStatus.FAILED, pull.failure)
         elif pull.state is PullState.CANCELLED:
             self._finish(pull, TransferStatus.CANCELLED, None)
+        elif pull.state is PullState.READING and not pull.is_cancelled and self._endpoint.is_past(pull.deadline_s):
+            # P stopped in the middle, and the transport does not end: nobody has to wait for it.
+            pull.is_late = pull.is_cancelled = True
+            self._report(pull, TransferStatus.LATE, Failure(FailureCause.TIMEOUT, "the pull did not end in time"))
 
     def _finish(self, pull: Pull, status: TransferStatus, failure: Failure | None) -> None:
         """Report, then tell P: the engine is not kept waiting for the notification."""
         self._forget(pull)
+        self._report(pull, status, failure)
+        self._num_done += status is TransferStatus.DONE
+        self._num_cancelled += status is TransferStatus.CANCELLED and not pull.is_late
+        if status is TransferStatus.DONE:
+            self._tell(pull, notifications.Done(pull.lease_id))
+        else:
+            self._tell_abort(pull)
+
+    def _report(self, pull: Pull, status: TransferStatus, failure: Failure | None) -> None:
         cause, reason = (failure.cause, failure.reason) if failure else (None, None)
         self._outcomes.append(TransferOutcome(request_id=pull.request_id, status=status, cause=cause, reason=reason))
         self._wake_engine()
         if cause is not None:
             self._num_failed[cause] += 1
             _LOG.warning("kv_transfer.pull_failed", request_id=pull.request_id, cause=cause.value, why=reason)
-        self._num_done += status is TransferStatus.DONE
-        self._num_cancelled += status is TransferStatus.CANCELLED
-        if status is TransferStatus.DONE:
-            self._tell(pull, notifications.Done(pull.lease_id))
-        else:
-            self._tell_abort(pull)
 
     def _forget(self, pull: Pull) -> None:
         self._pulls.pop(pull.request_id, None)
+        if self._leases.get(pull.lease_key) == pull.request_id:
+            del self._leases[pull.lease_key]
         if pull.owns_lease:
-            self._leases.pop(pull.lease_id, None)
-            self._consumed[pull.lease_id] = None
+            self._consumed[pull.lease_key] = None
             while len(self._consumed) > REMEMBERED_LEASES:
                 self._consumed.popitem(last=False)
 

@@ -27,6 +27,10 @@ class Endpoint:
     settings: ConsumerSettings
     clock: Clock
 
+    def is_past(self, at_s: float) -> bool:
+        """Whether this moment of the clock has come."""
+        return self.clock.now_s() >= at_s
+
 
 class GuardReads:
     """Posts reads of guard words, and waits for the ones that were given up.

@@ -41,8 +41,9 @@ class ReleaseCause(Enum):
 
 
 class TransferStatus(Enum):
-    """How a pull ended."""
+    """How a pull ended; `LATE` is no end: its time is over, and its blocks are still being written."""
 
+    LATE = "late"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -65,7 +66,10 @@ class PullOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferOutcome:
-    """The end of one pull: from now on nothing writes into its blocks any more."""
+    """The end of one pull: from now on nothing writes into its blocks any more.
+
+    After `LATE`, which comes at most once, something may; a last outcome (`CANCELLED`) follows when that is over.
+    """
 
     request_id: RequestId
     status: TransferStatus

@@ -10,7 +10,7 @@ import numpy as np
 from common.errors import PeerDisconnected, ReferenceRefused, TransferError
 from kv_transfer import notifications
 from kv_transfer.backends.backend import BlockGrid, Read
-from kv_transfer.descriptors import byte_ranges, check_bounds, whole_blocks
+from kv_transfer.descriptors import byte_ranges, check_bounds, in_memory_order, whole_blocks
 from kv_transfer.endpoint import Endpoint, GuardReads
 from kv_transfer.guard import GuardVerdict, verdict
 from kv_transfer.handshake import Answer
@@ -78,7 +78,7 @@ class Puller:
         elif pull.is_cancelled:
             self._drop_guard_read(pull)
             pull.move_to(PullState.CANCELLED)
-        elif self._is_late(pull):
+        elif self._endpoint.is_past(pull.deadline_s):
             self._end(pull, Failure(FailureCause.TIMEOUT, "the pull did not end in time"))
         else:
             return False
@@ -149,7 +149,7 @@ class Puller:
         if local.block_size == remote.block_size and peer.grid is not None:
             remote_ids = whole_blocks(local.block_size, order.start_token, order.end_token, blocks)
             pull.num_bytes, pull.num_descriptors = len(remote_ids) * local.block_bytes, len(remote_ids)
-            local_ids = np.array(order.block_ids, dtype=np.int32)
+            local_ids, remote_ids = in_memory_order(np.array(order.block_ids, dtype=np.int32), remote_ids)
             return self._endpoint.backend.read_blocks(self._local_grid, local_ids, peer.grid, remote_ids)
         ranges = byte_ranges((local, order.block_ids), (remote, blocks), order.start_token, order.end_token)
         pull.num_bytes, pull.num_descriptors = ranges[0].num_bytes, len(ranges[0])
@@ -162,7 +162,7 @@ class Puller:
         self._drop_read(pull)
         if pull.is_cancelled:
             pull.move_to(PullState.CANCELLED)
-        elif self._is_late(pull):
+        elif self._endpoint.is_past(pull.deadline_s):
             self._end(pull, Failure(FailureCause.TIMEOUT, "the blocks arrived too late"))
         else:
             peer = self._peers.find(pull.peer_id)
@@ -174,7 +174,7 @@ class Puller:
     def _ask_for_help(self, pull: Pull) -> None:
         """Over a transport that needs P, ask P to poll often; learn it for the peer's next reads."""
         peer = self._peers.find(pull.peer_id)
-        if peer is not None and self._endpoint.clock.now_s() >= pull.attend_at_s:
+        if peer is not None and self._endpoint.is_past(pull.attend_at_s):
             peer.attends = True
             self._attend(pull, peer)
 
@@ -184,9 +184,6 @@ class Puller:
     def _attend(self, pull: Pull, peer: Peer) -> None:
         pull.attend_at_s = self._endpoint.clock.now_s() + ATTEND_AGAIN_S
         self._peers.tell(peer, notifications.Attend(pull.lease_id))
-
-    def _is_late(self, pull: Pull) -> bool:
-        return self._endpoint.clock.now_s() >= pull.deadline_s
 
     def _broke(self, pull: Pull, error: TransferError) -> None:
         if isinstance(error, PeerDisconnected):
@@ -200,6 +197,8 @@ class Puller:
                 if pull.state is PullState.CHECKING:
                     pull.move_to(PullState.QUEUED)
                 return
+        if isinstance(error, ReferenceRefused):
+            pull.owns_lease = False  # it is not what P gave out, so the lease is not spoilt for the reference that is
         self._drop_read(pull)
         self._end(pull, Failure(failure_cause(error, FailureCause.DISCONNECTED), str(error)))
 

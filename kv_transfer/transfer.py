@@ -17,6 +17,9 @@ from kv_transfer.endpoint import GuardRead
 from kv_transfer.interface import Failure, PullOrder
 from kv_transfer.peer import Peer
 
+LeaseKey = tuple[EngineId, LeaseId]
+"""A lease's name among all peers."""
+
 
 class PullState(Enum):
     """Where a pull stands."""
@@ -62,6 +65,8 @@ class Pull:
         digest: of the reference.
         owns_lease: the reference was checked, and no other request has its lease.
         failure: known before `start_pull` (bad reference, failed handshake); reported then.
+        is_cancelled: nobody waits for it any more.
+        is_late: it was reported as late; its end is all that is still to be told.
         guard_read: a guard word in flight.
         read: the blocks in flight, from the peer `reading_from`.
         has_reconnected: a broken connection was renewed once for this pull.
@@ -82,6 +87,7 @@ class Pull:
     attend_at_s: float = 0.0
     failure: Failure | None = None
     is_cancelled: bool = False
+    is_late: bool = False
     guard_read: GuardRead | None = None
     read: Read | None = None
     reading_from: Peer | None = None
@@ -93,6 +99,11 @@ class Pull:
     def lease_id(self) -> LeaseId:
         """P's lease."""
         return self.reference.lease_id
+
+    @property
+    def lease_key(self) -> LeaseKey:
+        """That lease among those of all peers."""
+        return self.peer_id, self.lease_id
 
     @property
     def peer_id(self) -> EngineId:

@@ -12,6 +12,7 @@ from common.config.loader import load_section, role_engine_config
 from common.config.secret import read_secret
 from common.errors import ConfigError
 from common.serving.program import run
+from kv_transfer.compatibility import check_buffer_device
 from kv_transfer.reference import is_loopback
 from prefill.config import PrefillConfig
 
@@ -42,7 +43,9 @@ def read(path: str) -> Settings:
         host = getattr(config, key)
         if secret is None and host is not None and not is_loopback(host):
             raise ConfigError(f"{path}: key `prefill.{key}`: without a secret only loopback addresses, not {host}")
-    return Settings(config=config, engine=role_engine_config(path, "prefill"), secret=secret)
+    engine = role_engine_config(path, "prefill")
+    check_buffer_device(path, "prefill", config.kv_buffer_device, engine.device)
+    return Settings(config=config, engine=engine, secret=secret)
 
 
 def serve(settings: Settings) -> Coroutine[Any, Any, None]:

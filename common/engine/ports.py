@@ -30,8 +30,13 @@ class PullPlan:
 
 
 class PullStatus(Enum):
-    """How a pull ended. Only after one of these may its blocks be used or freed."""
+    """How a pull ended. Only after one of these but `LATE` may its blocks be used or freed.
 
+    `LATE` says that its time is over while bytes may still land: the request need not wait any longer, its blocks must.
+    It comes at most once, and a last status follows when the transport has ended.
+    """
+
+    LATE = "late"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -39,7 +44,7 @@ class PullStatus(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOutcome:
-    """The end of one pull; `cause` is a short stable word for metrics when it failed, `reason` a sentence."""
+    """How one pull stands; when it failed or is late, `cause` is a short stable word and `reason` a sentence."""
 
     request_id: RequestId
     status: PullStatus

@@ -26,7 +26,7 @@ class EngineStatus:
         is_alive: whether the step loop can still serve.
         num_running: choices that take part in steps.
         num_waiting, num_preempted, num_waiting_for_grammar, num_waiting_for_remote_kv: choices by what they wait for.
-        num_draining: ended requests whose pull is still writing.
+        num_draining: pulls that nobody waits for any more and that may still write.
         num_blocks_in_use: blocks referenced by requests or leases; reusable content nobody holds is not counted.
         num_blocks_total: size of the pool.
         num_leases_pinned: handoffs whose blocks are still held.

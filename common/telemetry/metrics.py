@@ -94,7 +94,11 @@ GENERATION_TOKENS = _counter("pd_generation_tokens_total", "Output tokens.")
 PREEMPTIONS = _counter("pd_preemptions_total", "Requests put back to be recomputed for lack of KV blocks.")
 KV_PULL_SECONDS = _histogram("pd_kv_pull_seconds", "One KV pull, posted to done.", (), SHORT_BUCKETS_S)
 KV_PULL_BYTES = _counter("pd_kv_pull_bytes_total", "Bytes read from P.")
+KV_PULL_DESCRIPTORS = _counter("pd_kv_pull_descriptors_total", "Pieces of memory that pulls were made of.")
 KV_PULL_FAILURES = _counter("pd_kv_pull_failures_total", "Pulls that failed.", "cause")
+KV_HANDSHAKES = _counter("pd_kv_handshakes_total", "First connections to a P.", "event")
+KV_PEERS = _gauge("pd_kv_peers_ready", "P engines that can be read from.")
+KV_NOTIFICATIONS = _counter("pd_kv_stray_notifications_total", "Messages of D that ended no lease.", "kind")
 FALLBACK = _counter("pd_fallback_total", "Prompts computed by D itself though P had been asked.", "reason")
 GRAMMAR_COMPILE_SECONDS = _histogram(
     "pd_grammar_compile_seconds", "One grammar compilation.", ("backend", "outcome"), SHORT_BUCKETS_S
@@ -122,7 +126,11 @@ CATALOGUE = (
     PREEMPTIONS,
     KV_PULL_SECONDS,
     KV_PULL_BYTES,
+    KV_PULL_DESCRIPTORS,
     KV_PULL_FAILURES,
+    KV_HANDSHAKES,
+    KV_PEERS,
+    KV_NOTIFICATIONS,
     FALLBACK,
     GRAMMAR_COMPILE_SECONDS,
     GRAMMAR_CACHE,

@@ -78,6 +78,30 @@ def test_a_pull_aborted_while_p_is_stopped_in_the_middle_ends_when_the_bytes_hav
         until(lambda: producer.stats()["held"] == 0)
 
 
+def test_a_pull_whose_p_stops_in_the_middle_is_told_late_in_time_and_ends_when_the_bytes_have_ended() -> None:
+    with reading(TCP, pull_timeout_s=1.0) as reader, running(environment=TCP) as producer:
+        assert reader.pull("warm", producer.hold("warm", [1], 16)).status is TransferStatus.DONE
+        reference = producer.hold("a", ALL_BLOCKS, 1024)
+        reader.pool[:] = 0
+        reader.start("a", reference)
+        until(lambda: bool(reader.pool.any()), every_s=0.0005)  # bytes are coming in
+        producer.send(signal.SIGSTOP)
+        outcome = reader.outcome(limit_s=5.0)
+        if outcome.status is TransferStatus.DONE:  # too fast to be caught
+            producer.send(signal.SIGCONT)
+            return
+        assert outcome.cause is FailureCause.TIMEOUT
+        was_reading = outcome.status is TransferStatus.LATE
+        assert reader.consumer.stats().pulls_running == int(was_reading)
+        producer.send(signal.SIGCONT)
+        if was_reading:
+            assert reader.outcome().status is TransferStatus.CANCELLED
+        reader.pool[:] = 0
+        assert reader.pull("b", producer.hold("b", [3], 16)).status is TransferStatus.DONE
+        assert not reader.pool[1:].any()
+        until(lambda: producer.stats()["held"] == 0)
+
+
 def test_a_stopped_p_is_read_all_the_same_over_shared_memory() -> None:
     with reading(SHARED_MEMORY) as reader, running(environment=SHARED_MEMORY) as producer:
         assert reader.pull("warm", producer.hold("warm", [1], 16)).status is TransferStatus.DONE

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common.ids import BlockId, RequestId
 from common.wire.kv_params import KvReference
-from kv_transfer.interface import PullOrder, TransferStatus
-from tests.support.kv_pair import Pair
+from kv_transfer.interface import ConsumerSettings, PullOrder, TransferStatus
+from tests.support.kv_pair import SECRET, Pair
 
 TOKENS = 8
 
@@ -20,13 +20,14 @@ class TransferMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pair = Pair()
+        self.pair = Pair(settings=ConsumerSettings(secret=SECRET, pull_timeout_s=0.7))
         self.p_free, self.d_free = set(range(16)), set(range(16))
         self.held: dict[str, list[int]] = {}
         self.references: dict[str, KvReference] = {}
         self.started: dict[str, list[int]] = {}
         self.wanted: dict[str, bytes] = {}
         self.known: set[str] = set()
+        self.late: set[str] = set()
         self.count = 0
         self.pair.fabric.faults.read_delay_s = 0.3
         self.pair.fabric.faults.delays_from_bytes = 33  # time is lost where it matters: while blocks are read
@@ -113,7 +114,12 @@ class TransferMachine(RuleBasedStateMachine):
 
     def _collect(self, rounds: int) -> None:
         for outcome in self.pair.run(rounds):
+            if outcome.status is TransferStatus.LATE:
+                assert outcome.request_id not in self.late, "told late twice"
+                self.late.add(outcome.request_id)
+                continue  # nobody waits for it, and its blocks are still written to
             blocks = self.started.pop(outcome.request_id)
+            assert outcome.request_id not in self.late or outcome.status is TransferStatus.CANCELLED
             if outcome.status is TransferStatus.DONE:
                 assert self.pair.d_pool[blocks].tobytes() == self.wanted[outcome.request_id], "a wrong byte was served"
             self.d_free |= set(blocks)

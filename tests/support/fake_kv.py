@@ -49,6 +49,7 @@ class FakeSource:
     outcomes: list[PullOutcome] = field(default_factory=list)
     done: list[RequestId] = field(default_factory=list)
     refuse_pulls: bool = False
+    told_late: list[RequestId] = field(default_factory=list)
 
     def expect(self, request_id: RequestId, reference: KvReference) -> None:
         if self.refuse is not None:
@@ -68,12 +69,23 @@ class FakeSource:
             self.settle(plan.request_id)
 
     def settle(self, request_id: RequestId, status: PullStatus = PullStatus.DONE, cause: str | None = None) -> None:
+        if status is PullStatus.LATE:
+            self.late(request_id)
+            return
         plan = self.running.pop(request_id)
+        if request_id in self.told_late:  # whatever becomes of the bytes, nobody waits for them
+            status = PullStatus.CANCELLED
         if status is not PullStatus.FAILED:
             self._write(plan)
         if status is PullStatus.DONE:
             self.done.append(request_id)
         self.outcomes.append(PullOutcome(request_id=request_id, status=status, cause=cause, reason=cause))
+
+    def late(self, request_id: RequestId) -> None:
+        """Its time is over and its bytes are still to come; said at most once, and not of a cancelled pull."""
+        if request_id not in self.told_late and request_id not in self.cancelled:
+            self.told_late.append(request_id)
+            self.outcomes.append(PullOutcome(request_id=request_id, status=PullStatus.LATE, cause="timeout"))
 
     def cancel(self, request_id: RequestId) -> None:
         self.cancelled.append(request_id)

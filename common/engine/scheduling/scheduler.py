@@ -7,7 +7,7 @@ Does not know: models, samplers, peers. The rule it must never break: no pull be
 
 from collections.abc import Sequence
 
-from common.engine.kv_cache.manager import KvCacheManager
+from common.engine.kv_cache.manager import Holding, KvCacheManager
 from common.engine.ports import PullOutcome, PullPlan, PullStatus
 from common.engine.request_state import FinishReason, RequestState
 from common.engine.scheduling.counters import SchedulerCounters
@@ -25,7 +25,7 @@ class Scheduler:
     """Queues and policy.
 
     Every live request is in exactly one of: `waiting`, `grammar_pending`, `pulling`, `running`, or held by its choice
-    group. `draining` keeps ended ones whose pull is still writing into their blocks.
+    group. `draining` keeps the blocks of pulls that nobody waits for any more, while they may still be written.
 
     Args:
         kv: the blocks.
@@ -42,7 +42,7 @@ class Scheduler:
         self.running = WaitingQueue()
         self.grammar_pending: dict[RequestId, Request] = {}
         self.pulling: dict[RequestId, Request] = {}
-        self.draining: dict[RequestId, Request] = {}
+        self.draining: dict[RequestId, Holding] = {}
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._left: list[RequestId] = []
@@ -80,14 +80,17 @@ class Scheduler:
     def settle_pull(self, outcome: PullOutcome) -> Request | None:
         """A pull ended. Done: its request runs. Failed: its blocks are free and it waits to be computed here.
 
+        Late: it waits to be computed into other blocks; those of the pull drain until its end is known.
+
         Returns:
-            The request when its pull failed, so that the policy can end it instead; None otherwise.
+            The request when its pull failed or is late, so that the policy can end it instead; None otherwise.
         """
-        drained = self.draining.pop(outcome.request_id, None)
+        is_late = outcome.status is PullStatus.LATE
+        drained = None if is_late else self.draining.pop(outcome.request_id, None)
         if drained is not None:
-            self.kv.free(drained.holding)
+            self.kv.free(drained)
             if outcome.status is not PullStatus.DONE:
-                self._abandoned.append(drained.key)
+                self._abandoned.append(outcome.request_id)
             return None
         request = self.pulling.pop(outcome.request_id, None)
         if request is None:
@@ -101,8 +104,11 @@ class Scheduler:
             request.move_to(RequestState.RUNNING)
             self.running.push(request)
             return None
-        self._abandoned.append(request.key)
-        self.kv.free(request.holding)
+        if is_late:
+            self.draining[request.key] = request.leave_blocks()
+        else:
+            self._abandoned.append(request.key)
+            self.kv.free(request.holding)
         request.num_prefix_tokens = request.num_pulled_tokens = 0
         request.move_to(RequestState.WAITING)
         self.waiting.push(request)
@@ -275,7 +281,7 @@ class Scheduler:
         """Remove `request` from wherever it stands; blocks under a running pull stay until its outcome."""
         key, state = request.key, request.state
         if state is RequestState.WAITING_FOR_REMOTE_KV:
-            self.draining[key] = self.pulling.pop(key)
+            self.draining[key] = self.pulling.pop(key).leave_blocks()
             self._cancelled.append(key)
             request.reference = None
             return

@@ -154,6 +154,15 @@ class Request:
         if self.needs_prompt_logits:
             self.prompt_logprobs = [None]
 
+    def leave_blocks(self) -> Holding:
+        """Part with its blocks, which somebody may still write into; from now on it holds none. The caller keeps them.
+
+        Names of full blocks stay: its tokens are the same.
+        """
+        left, self.holding = self.holding, Holding(self.key)
+        self.holding.hashes = left.hashes
+        return left
+
     def move_to(self, state: RequestState) -> None:
         """The one writer of the state; marks the timeline.
 

@@ -21,6 +21,12 @@ def test_settings_come_from_the_role_s_own_section(tmp_path: Path):
     assert (settings.config.port, settings.engine.model[-6:]) == (9, "m.gguf")
 
 
+def test_a_buffer_that_is_not_there_is_refused_by_name_and_host_memory_is_host_memory(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"decode\.kv_buffer_device.*cuda:1.*device"):
+        read(write(tmp_path, "engine: {model: m, device: cuda:1}\ndecode: {kv_buffer_device: cpu}\n"))
+    assert read(write(tmp_path, "engine: {model: m}\ndecode: {kv_buffer_device: cpu}\n")).engine.device == "cpu"
+
+
 def test_unsigned_references_stay_on_this_machine(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"decode\.host.*secret"):
         read(write(tmp_path, "engine: {model: m.gguf}\ndecode: {host: 0.0.0.0}\n"))
@@ -51,4 +57,7 @@ def test_pulls_are_shown_with_their_histogram():
     assert 'pd_kv_pull_seconds_bucket{le="0.2"} 2.0' in text
     assert 'pd_kv_pull_seconds_bucket{le="+Inf"} 3.0' in text
     assert "pd_kv_pull_bytes_total 4096.0" in text
+    assert "pd_kv_pull_descriptors_total 1.0" in text
+    assert 'pd_kv_handshakes_total{event="begun"} 1.0' in text
+    assert "pd_kv_peers_ready 1.0" in text
     assert 'pd_kv_pull_failures_total{cause="timeout"} 1.0' in text

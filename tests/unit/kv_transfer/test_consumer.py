@@ -138,6 +138,20 @@ def test_an_altered_reference_is_not_read_even_where_references_are_unsigned() -
     altered = msgspec.structs.replace(reference, remote_block_ids=tuple(BlockId(i) for i in range(8, 12)))
     outcome = pair.pull("a", altered)
     assert (outcome.cause, pair.block_reads) == (FailureCause.REFUSED, 0)
+    assert released(pair) == {}
+
+
+@pytest.mark.parametrize("change", [{"remote_engine_id": EngineId("P9")}, {"remote_num_tokens": 12}])
+def test_an_altered_reference_does_not_spoil_the_true_one(change: dict[str, object]) -> None:
+    pair = Pair(settings=ConsumerSettings(), producer_secret=None)
+    reference = pair.hold("a", 13, block_ids=range(3, 7))
+    altered = msgspec.structs.replace(reference, **change)
+    if "remote_num_tokens" in change:
+        altered = msgspec.structs.replace(altered, remote_block_ids=reference.remote_block_ids[:3])
+    assert pair.pull("a", altered).cause is FailureCause.REFUSED
+    assert pair.pull("b", reference).status is TransferStatus.DONE
+    pair.run()
+    assert released(pair) == {"read": 1}
 
 
 def test_a_bad_signature_opens_no_connection() -> None:

@@ -55,7 +55,7 @@ def test_a_peer_that_is_silent_before_the_blocks_are_read_times_the_pull_out() -
     assert pair.clock.now_s() < 5
 
 
-def test_a_read_that_is_late_keeps_its_blocks_until_the_transport_ends() -> None:
+def test_a_read_that_is_late_is_told_so_in_time_and_keeps_its_blocks_until_the_transport_ends() -> None:
     pair = Pair(settings=ConsumerSettings(secret=SECRET, pull_timeout_s=3))
     reference = pair.hold("a", 13)
     pair.consumer.expect(A, reference)
@@ -64,12 +64,15 @@ def test_a_read_that_is_late_keeps_its_blocks_until_the_transport_ends() -> None
     pair.consumer.start_pull(pair.order("a", reference))
     pair.run_until(lambda: pair.block_reads == 1)
     pair.fabric.faults.stalled.add("P1")
-    for _ in range(100):
-        assert pair.run(1) == []
-        pair.clock.advance(0.1)
+    outcomes = pair.run_until(lambda: pair.clock.now_s() > 10)
+    assert [(o.status, o.cause) for o in outcomes] == [(TransferStatus.LATE, FailureCause.TIMEOUT)]
+    assert pair.consumer.stats().pulls_running == 1
     pair.fabric.faults.stalled.clear()
-    (outcome,) = pair.run(2)
-    assert (outcome.status, outcome.cause) == (TransferStatus.FAILED, FailureCause.TIMEOUT)
+    (outcome,) = pair.run(3)
+    assert outcome.status is TransferStatus.CANCELLED
+    stats = pair.consumer.stats()
+    assert (stats.pulls_running, stats.pulls_cancelled, stats.pulls_failed[FailureCause.TIMEOUT]) == (0, 0, 1)
+    assert released(pair) == {"aborted": 1}
 
 
 def test_a_peer_that_dies_during_the_read_fails_the_pull_and_is_met_anew() -> None:

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from common.errors import ReferenceRefused
 from common.ids import BlockId
-from kv_transfer.descriptors import byte_ranges, check_bounds, layout_differences, single_range, whole_blocks
+from kv_transfer.descriptors import (
+    byte_ranges,
+    check_bounds,
+    in_memory_order,
+    layout_differences,
+    single_range,
+    whole_blocks,
+)
 from tests.support.kv_pair import layout_of, pool_of, tokens_of
 
 
@@ -62,6 +69,11 @@ def test_whole_blocks_covers_a_partial_last_block() -> None:
     ids = [BlockId(i) for i in (9, 8, 7)]
     assert whole_blocks(4, 4, 9, ids).tolist() == [8, 7]
     assert whole_blocks(4, 0, 8, ids).tolist() == [9, 8]
+
+
+def test_runs_that_lie_backwards_on_both_sides_are_read_forwards() -> None:
+    local, remote = in_memory_order(np.array([9, 8, 7, 3], np.int32), np.array([5, 4, 3, 11], np.int32))
+    assert (local.tolist(), remote.tolist()) == ([7, 8, 9, 3], [3, 4, 5, 11])
 
 
 @pytest.mark.parametrize("block_id", [-1, 24, 10**6])

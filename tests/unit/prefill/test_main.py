@@ -21,6 +21,12 @@ def test_settings_come_from_the_role_s_own_section(tmp_path: Path):
     assert (settings.config.port, settings.config.drain_s) == (9, 3.0)
 
 
+def test_a_buffer_that_is_not_there_is_refused_by_name_and_host_memory_is_host_memory(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"prefill\.kv_buffer_device.*cuda:1.*device"):
+        read(write(tmp_path, "engine: {model: m, device: cuda:1}\nprefill: {kv_buffer_device: cpu}\n"))
+    assert read(write(tmp_path, "engine: {model: m}\nprefill: {kv_buffer_device: cpu}\n")).engine.device == "cpu"
+
+
 @pytest.mark.parametrize("key", ["host", "advertised_host"])
 def test_unsigned_references_stay_on_this_machine(tmp_path: Path, key: str):
     with pytest.raises(ConfigError, match=f"prefill.{key}.*secret"):
@@ -48,10 +54,11 @@ def test_a_wrong_config_is_exit_2_and_one_line(
 
 def test_leases_are_shown_by_how_they_ended():
     stats = ProducerStats(
-        leases_held=2, leases_released={ReleaseCause.READ: 3}, late_notifications=0, unreadable_notifications=0
+        leases_held=2, leases_released={ReleaseCause.READ: 3}, late_notifications=4, unreadable_notifications=0
     )
     registry = Metrics()
     registry.add_source(kv_readings(lambda: stats))
     text = registry.render().decode()
     assert "pd_leases_held 2.0" in text
     assert 'pd_leases_released_total{cause="read"} 3.0' in text
+    assert 'pd_kv_stray_notifications_total{kind="late"} 4.0' in text

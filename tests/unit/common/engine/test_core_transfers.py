@@ -146,6 +146,42 @@ def test_an_abort_in_the_middle_of_a_pull_never_lets_others_have_its_blocks() ->
     assert engine.core.status().num_blocks_in_use == 0
 
 
+def test_a_late_pull_is_recomputed_at_once_and_its_blocks_stay_reserved_until_the_bytes_have_come() -> None:
+    engine = make_engine(num_blocks=12, auto=False)
+    engine.add(ask("a", PROMPT, greedy(3), reference=reference_to(PROMPT, 4)))
+    engine.step()
+    (plan,) = engine.source.plans
+    engine.source.late(plan.request_id)
+    engine.run()
+    assert engine.answers.tokens("a") == continuation(PROMPT, 3)
+    status = engine.core.status()
+    assert (status.num_draining, status.fallbacks) == (1, {"timeout": 1})
+    assert status.num_blocks_in_use >= len(plan.block_ids)
+    engine.add(ask("b", [3] * 9, greedy(3)))
+    engine.step()
+    engine.source.settle(plan.request_id)  # the bytes land, into blocks that are nobody else's
+    engine.run()
+    assert engine.answers.tokens("b") == continuation([3] * 9, 3)
+    status = engine.core.status()
+    assert (status.num_draining, status.num_blocks_in_use) == (0, 0)
+    assert engine.source.abandoned == ["a"]
+
+
+def test_a_late_pull_is_an_error_where_the_policy_says_so_and_its_blocks_follow_later() -> None:
+    engine = make_engine(auto=False, on_pull_failure="fail")
+    engine.add(ask("a", PROMPT, reference=reference_to(PROMPT, 4)))
+    engine.step()
+    engine.source.late(engine.source.plans[0].request_id)
+    engine.run()
+    end = engine.answers.end("a")
+    assert end is not None
+    assert isinstance(end.error, TransferError)
+    assert engine.core.status().num_blocks_in_use > 0
+    engine.source.settle(engine.source.plans[0].request_id)
+    engine.run()
+    assert engine.core.status().num_blocks_in_use == 0
+
+
 def test_the_first_delta_says_where_the_prompt_came_from() -> None:
     engine = make_engine()
     engine.add(ask("a", PROMPT, reference=reference_to(PROMPT, 4)))
