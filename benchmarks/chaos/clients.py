@@ -38,9 +38,10 @@ def requests(model: str, num_requests: int, seed: int) -> list[dict[str, Any]]:
 
 @dataclass
 class Verdict:
-    """Counts of how requests ended, and every answer that was not as it must be."""
+    """Counts of how requests ended, what clean errors said, and every answer that was not as it must be."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -96,6 +97,7 @@ async def one_client(
 def _judge(number: int, text: str, wanted: str, verdict: Verdict) -> None:
     if text.startswith("error: "):
         verdict.outcomes["clean error"] += 1
+        verdict.errors[text] += 1
     elif text == wanted:
         verdict.outcomes["right"] += 1
     else:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import aiohttp
+import yaml
 
 from benchmarks.chaos.clients import Verdict, ask, one_client, requests
 from benchmarks.chaos.fleet import Fleet, running_fleet
@@ -32,14 +33,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill", type=int, default=2)
     parser.add_argument("--decode", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--engine",
+        nargs="*",
+        default=["num_threads=1", "dtype=int8"],
+        metavar="KEY=VALUE",
+        help="over the config's own",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """0 when every answer was right or a clean error and nothing is held at the end."""
-    with running_fleet(args.config, args.prefill, args.decode) as fleet:
+    keys = {name: yaml.safe_load(value) for name, _, value in (pair.partition("=") for pair in args.engine)}
+    with running_fleet(args.config, keys, args.prefill, args.decode) as fleet:
         verdict = asyncio.run(_run(fleet, args))
         held = _held_after_quiet(fleet)
     print(f"seed {args.seed}, {args.minutes:g} minutes: {dict(verdict.outcomes)}")
+    for text, number in verdict.errors.most_common():
+        print(f"  {number} x {text}")
     for line in verdict.wrong[:20]:
         print(f"  WRONG {line}")
     for name, value in held.items():

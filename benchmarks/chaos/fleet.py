@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,9 +87,9 @@ class Fleet:
 
 
 @contextmanager
-def running_fleet(config: Path, num_prefill: int, num_decode: int) -> Iterator[Fleet]:
-    """Start all, wait until each is ready, stop at the end."""
-    sections = absolute(yaml.safe_load(config.read_text()), config)
+def running_fleet(config: Path, engine: Mapping[str, Any], num_prefill: int, num_decode: int) -> Iterator[Fleet]:
+    """Start all with `engine` over the config's own keys, wait until each is ready, stop at the end."""
+    sections = with_keys(absolute(yaml.safe_load(config.read_text()), config), "engine", engine)
     names = [f"prefill{i}" for i in range(num_prefill)] + [f"decode{i}" for i in range(num_decode)] + ["proxy"]
     with TemporaryDirectory() as folder:
         fleet = Fleet(Path(folder), {name: free_port() for name in names})

@@ -2,7 +2,7 @@
 
 A pull is everything D does from `start_pull` to the outcome: wake the driver, check the lease, read scattered blocks,
 check the lease again, wake the engine. The READ beside it is one descriptor of one piece. Status 1 when a byte was
-wrong or a pull failed.
+wrong or a pull failed. With `--pair NAME P_URL D_URL` running engines are asked instead (`pairs`).
 """
 
 import argparse
@@ -13,8 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kv.measure import Bench, Cell, CellResult
+from benchmarks.kv.pairs import Pair, measure_pair, print_pairs
 
 TRANSPORTS = {"sm": "sm,self,tcp", "tcp": "tcp,self"}
+PAIR_BLOCK = 128
+"""vLLM's tokens per block on CPU, a multiple of ours."""
+
 EFFICIENT_FROM_TOKENS, WANTED_EFFICIENCY, WANTED_FIXED_MS = 512, 0.9, 1.5
 
 
@@ -25,15 +29,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="rounds per cell")
     parser.add_argument("--transport", choices=list(TRANSPORTS), default="sm", help="UCX transport")
     parser.add_argument("--block-size", type=int, default=16, help="tokens per block")
+    parser.add_argument(
+        "--run-blocks", type=int, default=1, help="blocks of a prompt that are neighbours; 1: all scattered, the worst"
+    )
     parser.add_argument("--idle-s", type=float, default=3.0, help="seconds to watch the idle processes; 0 skips it")
+    parser.add_argument(
+        "--pair", nargs=3, action="append", metavar=("NAME", "P_URL", "D_URL"), help="ask a running pair instead"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts for --pair")
     parser.add_argument("--json", action="store_true", help="print one JSON line per cell instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     console = Console()
-    num_blocks = max(64, -(-max(args.tokens) // args.block_size))
-    bench = Bench(args.block_size, num_blocks, {"UCX_TLS": TRANSPORTS[args.transport]})
+    if args.pair:
+        pairs = [Pair(*words) for words in args.pair]
+        lengths = sorted({-(-tokens // PAIR_BLOCK) * PAIR_BLOCK + 1 for tokens in args.tokens})
+        cells = [(pair, measure_pair(pair, tokens, args.rounds, args.seed)) for tokens in lengths for pair in pairs]
+        print_pairs(console, cells)
+        return 0
+    num_blocks = max(64, -(-max(args.tokens) // args.block_size // args.run_blocks) * args.run_blocks)
+    bench = Bench(args.block_size, num_blocks, {"UCX_TLS": TRANSPORTS[args.transport]}, args.run_blocks)
     try:
         results = [
             bench.measure(Cell(num_tokens=tokens, num_concurrent=concurrent), args.rounds)

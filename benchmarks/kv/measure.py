@@ -52,10 +52,11 @@ class Bench:
         block_size: tokens per block on both sides.
         num_blocks: of each pool.
         environment: UCX and NIXL variables.
+        run_blocks: how many of a prompt's blocks are neighbours in memory.
     """
 
-    def __init__(self, block_size: int, num_blocks: int, environment: dict[str, str]) -> None:
-        self._block_size, self._num_blocks = block_size, num_blocks
+    def __init__(self, block_size: int, num_blocks: int, environment: dict[str, str], run_blocks: int = 1) -> None:
+        self._block_size, self._num_blocks, self._run_blocks = block_size, num_blocks, run_blocks
         self._seed = 7
         self._rng = np.random.default_rng(self._seed)
         suffix = os.urandom(4).hex()
@@ -154,6 +155,8 @@ class Bench:
     def _pull(self, cell: Cell, num_blocks: int) -> tuple[float, int]:
         """Expect everything, as during prefill and grammar; then time from the first order to the last outcome."""
         orders = [self._order(cell, num_blocks) for _ in range(cell.num_concurrent)]
+        while self.consumer.stats().expected < len(orders):
+            time.sleep(0.0005)
         outcomes: list[TransferOutcome] = []
         self._has_outcome.clear()
         begin = time.perf_counter()
@@ -170,8 +173,8 @@ class Bench:
         self._num_requests += 1
         name = f"r{self._num_requests}"
         rng = np.random.default_rng(self._num_requests)
-        remote_ids = rng.permutation(self._num_blocks)[:num_blocks].tolist()
-        local_ids = rng.permutation(self._num_blocks)[:num_blocks].tolist()
+        remote_ids = self._place(rng, num_blocks)
+        local_ids = self._place(rng, num_blocks)
         reference = self.peer.hold(name, remote_ids, cell.num_tokens)
         self.consumer.expect(RequestId(name), reference)
         return PullOrder(
@@ -181,6 +184,13 @@ class Bench:
             end_token=cell.num_tokens,
             block_ids=tuple(BlockId(i) for i in local_ids),
         )
+
+    def _place(self, rng: np.random.Generator, num_blocks: int) -> list[int]:
+        """Where a prompt's blocks lie: runs of `run_blocks` neighbours, last first, as a pool hands them out."""
+        num_runs = self._num_blocks // self._run_blocks
+        first = rng.permutation(num_runs)[:, None] * self._run_blocks
+        ids = (first + np.arange(self._run_blocks)[::-1]).reshape(-1)
+        return [int(i) for i in ids[:num_blocks]]
 
     def _num_wrong(self, orders: Sequence[PullOrder]) -> int:
         """Pulls of this round whose bytes differ; only the last one's, where several wrote into the same blocks."""
