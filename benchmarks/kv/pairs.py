@@ -1,8 +1,8 @@
 """What moving a prompt's KV costs a request, seen from outside: the same questions to any P/D pair of this wire format.
 
-    1  P prefills a new prompt and says where its KV lies
-    2  D answers one token from P's KV              pulled
-    3  D answers the same from its own prefix cache  cached
+    1  P prefills a new prompt and says where its KV lies   prefill
+    2  D answers one token from P's KV                      pulled
+    3  D answers the same from its own prefix cache         cached
 
 `pulled - cached` is all that the transfer adds: the reference's way into D, the lease, the read, what wakes the engine.
 Beside it, what D's own metrics say about the read. Prompts are a whole number of blocks and one token, so that step 3
@@ -50,6 +50,7 @@ class PairCell:
     """Seconds of each round at one prompt length; `read_s` and `read_bytes` as D itself counts them."""
 
     num_tokens: int
+    prefill_s: list[float] = field(default_factory=list)
     pulled_s: list[float] = field(default_factory=list)
     cached_s: list[float] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
@@ -63,7 +64,8 @@ def measure_pair(pair: Pair, num_tokens: int, num_rounds: int, seed: int) -> Pai
     for number in range(NUM_WARM_UP + num_rounds):
         prompt = chance.choices(range(1000, 40000), k=num_tokens)
         body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-        params = _post(pair.prefill, {**body, "kv_transfer_params": ASK})[0]["kv_transfer_params"]
+        prefilled, prefill_s = _post(pair.prefill, {**body, "kv_transfer_params": ASK})
+        params = prefilled["kv_transfer_params"]
         before = _counts(pair.decode)
         pulled, pulled_s = _post(pair.decode, {**body, "kv_transfer_params": params})
         cached, cached_s = _post(pair.decode, body)
@@ -71,6 +73,7 @@ def measure_pair(pair: Pair, num_tokens: int, num_rounds: int, seed: int) -> Pai
             raise SystemExit(f"{pair.name}: the answer from P's KV is not the one from D's own")
         if number >= NUM_WARM_UP:
             seconds, num_bytes = _read_since(pair.decode, before)
+            cell.prefill_s.append(prefill_s)
             cell.pulled_s.append(pulled_s)
             cell.cached_s.append(cached_s)
             cell.read_s.append(seconds)
@@ -84,6 +87,7 @@ def print_pairs(console: Console, cells: list[tuple[Pair, PairCell]]) -> None:
         "pair",
         "tokens",
         "MB",
+        "prefill ms",
         "pulled ms",
         "cached ms",
         "transfer adds ms",
@@ -99,6 +103,7 @@ def print_pairs(console: Console, cells: list[tuple[Pair, PairCell]]) -> None:
             pair.name,
             str(cell.num_tokens),
             f"{num_bytes / 1e6:.1f}",
+            f"{np.median(cell.prefill_s) * 1e3:.0f}",
             f"{np.median(cell.pulled_s) * 1e3:.1f}",
             f"{np.median(cell.cached_s) * 1e3:.1f}",
             f"{np.median(adds_ms):.1f}",
