@@ -208,11 +208,10 @@ class KVConsumer:
     def _admit(self, pull: Pull) -> None:
         """Refuse what must never be read; mark the lease as this request's."""
         reference, endpoint = pull.reference, self._endpoint
-        references.check(reference, endpoint.settings.secret, endpoint.identity.engine_id)
+        pull.digest = references.check(reference, endpoint.settings.secret, endpoint.identity.engine_id)
         if pull.lease_key in self._consumed or pull.lease_key in self._leases:
             raise ReferenceRefused("the reference was used before")
         pull.slot, pull.generation = references.parse_lease_id(reference.lease_id)
-        pull.digest = references.digest(reference)
         pull.owns_lease = True
         self._leases[pull.lease_key] = pull.request_id
 
