@@ -41,9 +41,14 @@ def running_modes(config: Path, modes: Sequence[str]) -> Iterator[dict[str, str]
 
 
 @contextmanager
-def running_pair(config: Path) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-    """Start the deployment of `config` on free ports; yields (`single`: D alone, `pair`: the proxy) and process ids."""
-    sections = absolute(yaml.safe_load(config.read_text()), config)
+def running_pair(
+    config: Path, engine_keys: Mapping[str, Any] | None = None
+) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+    """Start the deployment of `config` on free ports; yields (`single`: D alone, `pair`: the proxy) and process ids.
+
+    `engine_keys` override those of its section `engine`.
+    """
+    sections = with_keys(absolute(yaml.safe_load(config.read_text()), config), "engine", engine_keys or {})
     ports = {role: free_port() for role in ("prefill", "decode", "proxy")}
     fleet = {role: [f"http://127.0.0.1:{ports[role]}"] for role in ("prefill", "decode")}
     for role, port in ports.items():

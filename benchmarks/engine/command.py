@@ -1,18 +1,16 @@
 """The measures of `pd-bench engine`, their order, and the table.
 
-Owns: the command line. Servers that are not being measured can be paused (SIGSTOP), since some burn cores when idle.
+Owns: the command line. Servers that are not being measured are paused (SIGSTOP), since some burn cores when idle.
 """
 
 import argparse
 import asyncio
 import json
-import os
 import random
-import signal
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from rich.table import Table
 
 from benchmarks.deployment import running_pair
 from benchmarks.engine.client import Stream, ask_many, body_of
+from benchmarks.engine.pausing import Target, others_paused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +34,6 @@ class Measure:
     max_tokens: int
     structured: bool
     figure: Callable[[Sequence[Stream]], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A server and the processes to pause while others are measured."""
-
-    name: str
-    url: str
-    pids: tuple[int, ...]
 
 
 def _ttft_ms(streams: Sequence[Stream]) -> float:
@@ -96,11 +86,16 @@ def _measure(  # noqa: PLR0913 - one row of the table above, in its column order
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
     parser.add_argument("--config", type=Path, help="start our pair; measured as `single` (D alone) and `pair` (proxy)")
+    parser.add_argument("--dtype", nargs="+", default=[], help="start one such pair for each of these engine dtypes")
     parser.add_argument(
         "--url", action="append", default=[], metavar="NAME=URL", help="an OpenAI server already running"
     )
     parser.add_argument(
-        "--pids", action="append", default=[], metavar="NAME=PID,PID", help="pause these while others run"
+        "--pids",
+        action="append",
+        default=[],
+        metavar="NAME=PID,PID",
+        help="pause these and their children while others run",
     )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--lengths", default="32,512,2048", help="prompt lengths in tokens (approximate)")
@@ -116,9 +111,9 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         pids = {name: tuple(map(int, ids.split(","))) for name, ids in (pair.split("=", 1) for pair in args.pids)}
         targets = []
-        if args.config:
-            urls, own_pids = stack.enter_context(running_pair(args.config))
-            targets += [Target(name, url, own_pids) for name, url in urls.items()]
+        for dtype in (args.dtype or [None]) if args.config else []:
+            urls, own_pids = stack.enter_context(running_pair(args.config, {"dtype": dtype} if dtype else {}))
+            targets += [Target(f"{name} {dtype}" if dtype else name, url, own_pids) for name, url in urls.items()]
         targets += [Target(name, url, pids.get(name, ())) for name, url in (pair.split("=", 1) for pair in args.url)]
         if not targets:
             print("nothing to measure: give --config or --url NAME=URL", file=sys.stderr)
@@ -136,11 +131,13 @@ async def _measure_all(
 ) -> dict[tuple[str, str], list[float]]:
     chance = random.Random(args.seed)
     results: dict[tuple[str, str], list[float]] = {}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+    # A server that was paused may close an idle connection just when it is used again: each request opens its own.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300)) as session:
         for number in range(args.rounds + 1):  # round 0 warms up and is not kept
             for measure in chosen:
                 for target in chance.sample(list(targets), len(targets)):
-                    with _others_paused(target, targets):
+                    with others_paused(target, targets):
                         figure = await _one(session, target, measure, args.model, chance)
                     if number:
                         results.setdefault((measure.name, target.name), []).append(figure)
@@ -155,18 +152,6 @@ async def _one(
         for _ in range(measure.num_clients)
     ]
     return measure.figure(await ask_many(session, target.url, bodies))
-
-
-@contextmanager
-def _others_paused(target: Target, targets: Sequence[Target]) -> Iterator[None]:
-    paused = {pid for other in targets for pid in other.pids} - set(target.pids)
-    for pid in paused:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in paused:
-            os.kill(pid, signal.SIGCONT)
 
 
 def _report(

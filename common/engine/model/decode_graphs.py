@@ -41,7 +41,8 @@ class CudaRecorder:
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         """See `GraphRecorder.record`; two runs on a side stream first compile kernels and fill allocators."""
-        side, current = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch gives it no types
+        current = torch.cuda.current_stream(self._device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
             run()

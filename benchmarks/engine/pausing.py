@@ -1,0 +1,53 @@
+"""Servers, and pausing those that are not being measured.
+
+Owns: SIGSTOP and SIGCONT, to a server's processes and all their descendants.
+"""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server and the processes to pause, with their descendants, while others are measured."""
+
+    name: str
+    url: str
+    pids: tuple[int, ...]
+
+
+@contextmanager
+def others_paused(target: Target, targets: Sequence[Target]) -> Iterator[None]:
+    """All processes of `targets` stand still but those of `target`; two targets may share processes."""
+    paused = with_descendants({pid for other in targets for pid in other.pids}) - with_descendants(set(target.pids))
+    _send(paused, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _send(paused, signal.SIGCONT)
+
+
+def with_descendants(pids: set[int]) -> set[int]:
+    """These processes, their children, the children's children, as they are now."""
+    found, unseen = set(pids), list(pids)
+    while unseen:
+        for tasks in Path(f"/proc/{unseen.pop()}/task").glob("*/children"):
+            try:
+                children = {int(pid) for pid in tasks.read_text().split()}
+            except OSError:  # it ended meanwhile
+                continue
+            unseen.extend(children - found)
+            found |= children
+    return found
+
+
+def _send(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:  # a short-lived child
+            continue
