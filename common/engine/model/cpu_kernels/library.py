@@ -107,6 +107,7 @@ class AttentionArgs(Structure):
         ("block_tables", c_void_p),
         ("max_blocks", c_int64),
         ("scale", c_float),
+        ("use_tiles", c_int32),
     )
 
 

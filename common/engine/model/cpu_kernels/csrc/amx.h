@@ -1,8 +1,8 @@
 // C[M, N] (+)= A[M, K] W[N, K]^T on the tile unit (AMX) for bfloat16 weights.
 //
-// A float activation goes in as two bfloat16 terms, high + low: 16 bits of mantissa are kept, products are exact, sums
-// are float32. Every output takes, for each 32 k in order, the high and then the low term, whatever M is: the same bits
-// in any batch, as in gemm.h (but not the bits of gemm.h: a machine computes bfloat16 either here or there).
+// Activations go in rounded to bfloat16, products are exact, sums are float32. Every output takes 32 k after 32 k in
+// order, whatever M is: the same bits in any batch, as in gemm.h (but not the bits of gemm.h, which does not round
+// activations: a machine computes bfloat16 either here or there).
 //
 //   tile of activations [16 rows][32 k]     tile of weights [16 pairs of k][16 columns][2]     sums [16][16] float
 #pragma once
@@ -21,7 +21,7 @@ namespace pd {
 #if PD_AMX
 
 constexpr int TILE_ROWS = 16;
-constexpr int64_t ROWS_BYTES = 2 * TILE_ROWS * GROUP * 2;  // high and low terms of 16 rows and 32 k
+constexpr int64_t ROWS_BYTES = TILE_ROWS * GROUP * 2;  // 16 rows and 32 k
 
 // Asks the kernel for the tile registers; once per process.
 inline bool has_tiles() {
@@ -44,22 +44,19 @@ class TileScope {
   ~TileScope() { _tile_release(); }
 };
 
-// Rows [0, rows) of a as tiles: [K / 32][high, low][16][32]; absent rows are 0.
-static inline void split_rows(const float* a, int64_t lda, int64_t rows, int64_t k_end, char* out) {
-  for (int64_t k = 0; k < k_end; k += GROUP)
-    for (int64_t r = 0; r < TILE_ROWS; r++) {
-      char* to = out + k / GROUP * ROWS_BYTES + r * GROUP * 2;
+// Rows [0, rows) of a as tiles: [K / 32][16][32]; absent rows are 0.
+static inline void round_rows(const float* a, int64_t lda, int64_t rows, int64_t k_end, char* out) {
+  for (int64_t r = 0; r < TILE_ROWS; r++) {
+    char* to = out + r * GROUP * 2;
+    for (int64_t k = 0; k < k_end; k += GROUP, to += ROWS_BYTES) {
       __m512 first = _mm512_setzero_ps(), second = first;
       if (r < rows) {
         first = _mm512_loadu_ps(a + r * lda + k);
         second = _mm512_loadu_ps(a + r * lda + k + 16);
       }
-      const __m256bh one = _mm512_cvtneps_pbh(first), two = _mm512_cvtneps_pbh(second);
-      const __m512 rest_one = _mm512_sub_ps(first, _mm512_cvtpbh_ps(one));
-      const __m512 rest_two = _mm512_sub_ps(second, _mm512_cvtpbh_ps(two));
       _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
-      _mm512_storeu_si512(to + ROWS_BYTES / 2, (__m512i)_mm512_cvtne2ps_pbh(rest_two, rest_one));
     }
+  }
 }
 
 // One tile of rows times a part of one panel (two tiles of columns), added to sums [16][NR] unless this is the first.
@@ -76,11 +73,8 @@ static inline void one_tile(const char* a, const char* w, int64_t k_end, float* 
     _tile_loadd(4, w, 64);
     _tile_loadd(5, w + 1024, 64);
     _tile_loadd(6, a, 64);
-    _tile_loadd(7, a + 1024, 64);
     _tile_dpbf16ps(0, 6, 4);
     _tile_dpbf16ps(1, 6, 5);
-    _tile_dpbf16ps(0, 7, 4);
-    _tile_dpbf16ps(1, 7, 5);
   }
   _tile_stored(0, sums, NR * 4);
   _tile_stored(1, sums + 16, NR * 4);
@@ -113,12 +107,6 @@ static inline void two_tiles(const char* a, int64_t a_bytes, const char* w, int6
     _tile_loadd(7, b, 64);
     _tile_dpbf16ps(2, 7, 4);
     _tile_dpbf16ps(3, 7, 5);
-    _tile_loadd(6, a + 1024, 64);
-    _tile_dpbf16ps(0, 6, 4);
-    _tile_dpbf16ps(1, 6, 5);
-    _tile_loadd(7, b + 1024, 64);
-    _tile_dpbf16ps(2, 7, 4);
-    _tile_dpbf16ps(3, 7, 5);
   }
   _tile_stored(0, sums, NR * 4);
   _tile_stored(1, sums + 16, NR * 4);
@@ -126,7 +114,7 @@ static inline void two_tiles(const char* a, int64_t a_bytes, const char* w, int6
   _tile_stored(3, lower + 16, NR * 4);
 }
 
-constexpr int64_t TILE_K = 192;            // k values of two row tiles that stay in the L1 cache while panels pass by
+constexpr int64_t TILE_K = 288;            // k values of two row tiles that stay in the L1 cache while panels pass by
 constexpr int64_t MOST_PANELS = 16;        // panels a task takes
 constexpr int64_t PANELS_BYTES = 1 << 19;  // of which no more than this: they stay in the L2 cache while rows pass by
 
@@ -169,7 +157,7 @@ static inline void gemm_tiles(Pool& pool, GemmScratch& scratch, const Packed& w,
   char* rows = (char*)scratch.interleaved.data();
   pool.run(int(num_tiles), [&](int t, int) {
     const int64_t row = int64_t(t) * TILE_ROWS;
-    split_rows(a + row * lda, lda, std::min<int64_t>(TILE_ROWS, m - row), w.k, rows + t * tile_bytes);
+    round_rows(a + row * lda, lda, std::min<int64_t>(TILE_ROWS, m - row), w.k, rows + t * tile_bytes);
   });
   const int64_t fit = std::min(MOST_PANELS, PANELS_BYTES / panel_bytes(BF16_TILES, w.k));
   const int64_t per_task = std::max<int64_t>(1, std::min(fit, num_panels / (pool.size() * 4)));

@@ -7,21 +7,24 @@
 //   keys   | tile 0 | tile 1 | ... | tile 7 || tile 8 | ...      a task: one sequence, some queries, KV heads, segments
 //          |          segment 0            ||  segment 1
 //   score = q K^T (in order of head_dim) -> running max, exp, sum (16 lanes) -> O = O * rescale + P V (in token order)
+//
+// Few rows: attention_few.h. On the tile unit (bfloat16): attention_amx.h. Many rows: here.
 #pragma once
 #include <algorithm>
-#include <limits>
+#include <optional>
 #include <vector>
 
+#include "attention_amx.h"
 #include "attention_few.h"
 #include "gemm.h"
 #include "ops.h"
+#include "softmax.h"
 
 namespace pd {
 
 constexpr int SEGMENT = 256;  // keys per segment
 constexpr int QUERIES = 16;   // queries per task
 constexpr int MAX_HEAD_DIM = 512;
-constexpr float ABSENT = -std::numeric_limits<float>::infinity();  // the score of a key that is not seen
 
 struct AttentionTask {
   int32_t seq, first_query, num_queries;  // first_query: row of the batch
@@ -44,36 +47,11 @@ struct AttentionArgs {
   const int32_t* block_tables;
   int64_t max_blocks;
   float scale;
-};
-
-// The softmax state of query rows: running max, sum of exponentials by lane, weighted sum of values.
-struct SoftmaxState {
-  float *max, *sum, *out;  // [rows], [rows][16], [rows][dim]
-  int64_t dim;
-
-  static int64_t floats(int64_t rows, int64_t dim) { return rows * (1 + 16 + dim); }
-  SoftmaxState(float* memory, int64_t rows, int64_t dim)
-      : max(memory + rows * (16 + dim)), sum(memory + rows * dim), out(memory), dim(dim) {}
-
-  void clear(int64_t rows) const {
-    std::memset(out, 0, size_t(rows * (dim + 16)) * sizeof(float));
-    std::fill(max, max + rows, ABSENT);
-  }
-
-  // Takes in the later segment `next` of row r.
-  void merge(int64_t r, const SoftmaxState& next) const {
-    if (next.max[r] == ABSENT) return;
-    const float peak = std::max(max[r], next.max[r]);
-    const float mine = max[r] == ABSENT ? 0.0f : exp_one(max[r] - peak), other = exp_one(next.max[r] - peak);
-    float *a = out + r * dim, *b = next.out + r * dim;
-    for (int64_t d = 0; d < dim; d++) a[d] = a[d] * mine + b[d] * other;
-    for (int i = 0; i < 16; i++) sum[r * 16 + i] = sum[r * 16 + i] * mine + next.sum[r * 16 + i] * other;
-    max[r] = peak;
-  }
+  int32_t use_tiles;  // on the tile unit (attention_amx.h): other bits
 };
 
 struct AttentionScratch {
-  Buffer q, scores, keys, values, segment, total;
+  Buffer q, scores, keys, values, segment, total, tile_queries, tiles;
 };
 
 // c[MR][NR] += a[MR][k_end] times one float panel. Meanwhile asks for what comes next: 2 lines of row `k >> shift`.
@@ -174,35 +152,6 @@ static inline void load_tile(const Cache& cache, const TileRows& rows, int64_t w
   }
 }
 
-// Turns one row of scores into probabilities; rescales what the row has gathered so far. Keys [first, end) are seen.
-static inline void softmax_row(float* score, int first, int end, const SoftmaxState& state, int64_t r) {
-  if (end <= 0 || first >= TILE) {
-    std::memset(score, 0, TILE * sizeof(float));
-    return;
-  }
-  for (int t = 0; t < first; t++) score[t] = ABSENT;
-  for (int t = std::max(end, 0); t < TILE; t++) score[t] = ABSENT;
-  const float before = state.max[r];
-  const lanes16 left = *(lanes16_mem*)score, right = *(lanes16_mem*)(score + 16);
-  const float peak = std::max(before, max16(larger(left, right)));
-  lanes16 lanes = *(lanes16_mem*)(state.sum + r * 16);
-  if (peak != before) {
-    const float rescale = before == ABSENT ? 0.0f : exp_one(before - peak);
-    float* out = state.out + r * state.dim;
-    for (int64_t d = 0; d < state.dim; d++) out[d] *= rescale;
-    lanes *= rescale;
-    state.max[r] = peak;
-  }
-  for (int half = 0; half < TILE; half += 16) {
-    const lanes16 x = *(lanes16_mem*)(score + half);
-    lanes16 p = exp_lanes<lanes16, lanes16i>(x - peak);
-    p = x == ABSENT ? lanes16{} : p;
-    lanes += p;
-    *(lanes16_mem*)(score + half) = p;
-  }
-  *(lanes16_mem*)(state.sum + r * 16) = lanes;
-}
-
 // Rows of a task: KV head, then query, then query head of the group. Writes the scaled queries into the scratch.
 static inline void gather_queries(const AttentionArgs& args, const AttentionTask& task, float* to) {
   const int dim = args.cache.head_dim, group = args.group;
@@ -242,12 +191,20 @@ static inline void attend_tile(const AttentionArgs& args, const AttentionTask& t
   const int64_t row = int64_t(head - task.first_head) * rows;
   const float* q = s.q.data() + row * dim;
   float *scores = s.scores.data(), *out = state.out + row * state.dim;
+  const int count = std::min(TILE, task.num_keys() - begin);
   tile.offset = int64_t(head - task.first_head) * dim * args.cache.element_bytes();
+  if (args.use_tiles) {
+    const TileAttention on{dim, args.group, rows, count, task.first_position + 1 - begin, args.window, tile.now, tile.next,
+                           tile.offset, args.cache.value_offset(), args.cache.token_stride() * 2};
+    const float* queries = s.tile_queries.data() + (head - task.first_head) * query_tile_floats(rows, dim);
+    attend_on_tiles(on, queries, s.tiles.data(), state.max + row, state.sum + row * 16, out, state.dim);
+    return;
+  }
   if (const FewFunctions* few = few_functions_for(rows, dim, args.cache.is_bf16)) {
     few->scores(q, dim, tile, scores);
     softmax_rows(args, task, begin, rows, scores, state, row);
     tile.offset += args.cache.value_offset();
-    few->values(scores, std::min(TILE, task.num_keys() - begin), dim, tile, out, state.dim);
+    few->values(scores, count, dim, tile, out, state.dim);
     return;
   }
   load_tile(args.cache, tile, state.dim, s);
@@ -265,18 +222,32 @@ static inline void attend_tile(const AttentionArgs& args, const AttentionTask& t
 
 static inline int64_t padded(int head_dim) { return (head_dim + NR - 1) / NR * NR; }
 
+// The task's queries, scaled; for the tile unit also as its tiles.
+static inline void take_queries(const AttentionArgs& args, const AttentionTask& task, AttentionScratch& s) {
+  const int dim = args.cache.head_dim, rows = task.num_queries * args.group, heads = task.end_head - task.first_head;
+  s.q.need(int64_t(heads) * rows * dim);
+  gather_queries(args, task, s.q.data());
+  if (!args.use_tiles) return;
+  const int64_t floats = query_tile_floats(rows, dim);
+  s.tile_queries.need(heads * floats);
+  s.tiles.need(tile_scratch_floats(dim));
+  for (int head = 0; head < heads; head++)
+    queries_to_tiles(s.q.data() + int64_t(head) * rows * dim, rows, dim, s.tile_queries.data() + head * floats);
+}
+
 // partials: the states of tasks that are one segment of several, each of `partial_floats` floats.
 static inline void attend(const AttentionArgs& args, const AttentionTask& task, AttentionScratch& s, float* partials,
                           int64_t partial_floats) {
   const int dim = args.cache.head_dim, rows = (task.end_head - task.first_head) * task.num_queries * args.group;
   const int64_t wide = padded(dim);
-  s.q.need(int64_t(rows) * dim);
   s.scores.need(int64_t(task.num_queries) * args.group * TILE);
   s.keys.need(int64_t(dim) * TILE);
   s.values.need(wide * TILE);
   s.segment.need(SoftmaxState::floats(rows, wide));
   s.total.need(SoftmaxState::floats(rows, wide));
-  gather_queries(args, task, s.q.data());
+  take_queries(args, task, s);
+  std::optional<TileScope> tiles_on;
+  if (args.use_tiles) tiles_on.emplace();
   const SoftmaxState total(s.total.data(), rows, wide);
   const bool is_partial = task.partial >= 0;
   const SoftmaxState segment(is_partial ? partials + task.partial * partial_floats : s.segment.data(), rows, wide);

@@ -70,6 +70,12 @@ class Decoder {
   float* hidden(int64_t row) { return hidden_.data() + row * ldx(); }
   float* normed(int64_t row) { return normed_.data() + row * ldx(); }
 
+  // Attention rounds to bfloat16 where the matrices do; 16 tokens of a block are a tile.
+  bool use_tiles(const Cache& cache) const {
+    const bool fits = config_.head_dim % 32 == 0 && cache.block_size % 16 == 0;
+    return layers_[0].qkv.format == BF16_TILES && cache.is_bf16 && fits;
+  }
+
   Fault check(const Step& step, const Cache& cache) const {
     const int64_t num_slots = cache.num_blocks * cache.block_size;
     for (int64_t i = 0; i < step.num_tokens; i++) {
@@ -126,7 +132,7 @@ class Decoder {
     if (only_cache) return;
     const int group = config_.num_heads / config_.num_kv_heads;
     const AttentionArgs args{cache, layer, group, config_.window, qkv_.data(), ldqkv(), attended_.data(), ldo(),
-                             step.block_tables, step.max_blocks, config_.attention_scale};
+                             step.block_tables, step.max_blocks, config_.attention_scale, use_tiles(cache)};
     plan_.run(pool_, args, attention_);
     if (layer + 1 < config_.num_layers) project_attention(layer, step.num_tokens);
   }

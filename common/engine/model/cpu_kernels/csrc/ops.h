@@ -47,7 +47,10 @@ static inline void write_cache(const float* x, char* to, int n, bool is_bf16) {
     std::memcpy(to, x, size_t(n) * 4);
     return;
   }
-  for (int i = 0; i < n; i++) ((uint16_t*)to)[i] = to_bf16(x[i]);
+  uint16_t* out = (uint16_t*)to;
+  int i = 0;
+  for (; i + VL <= n; i += VL) store_bf16(out + i, load(x + i));
+  for (; i < n; i++) out[i] = to_bf16(x[i]);
 }
 
 // Row `index` of a packed matrix, dequantised: the embedding of a token.

@@ -90,6 +90,13 @@ static inline float from_bf16(uint16_t x) {
   return out;
 }
 
+// `to_bf16` of each lane.
+static inline void store_bf16(uint16_t* p, vf x) {
+  typedef uint32_t vu __attribute__((vector_size(VL * 4)));
+  const vu bits = (vu)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  *(vh*)p = __builtin_convertvector(x != x ? ((bits >> 16) | 0x40) : rounded, vh);
+}
+
 static inline uint16_t to_half(float x) { return _cvtss_sh(x, 0); }
 static inline float from_half(uint16_t x) { return _cvtsh_ss(x); }
 

@@ -83,9 +83,26 @@ def test_the_compiled_decoder_computes_what_the_torch_one_does(name: str) -> Non
     torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])  # heads for the tile unit, where there is one, and others
+def test_bfloat16_stays_near_float32_in_prefill_and_decode(name: str) -> None:
+    config = tiny_config(**{**SHAPES[name], "sliding_window": 40})  # type: ignore[arg-type]  # fields of the config
+    sequences, model = Sequences(config, [330, 50]), decoder(config, "bfloat16")
+    batches = [
+        sequences.batch((0, 0, 320), (1, 0, 37)),
+        *(sequences.batch((0, 320 + i, 1), (1, 37 + i, 1)) for i in range(10)),
+    ]
+    mine, other = cache(config, torch.bfloat16), cache(config).nan_to_num_()  # torch reads unwritten slots, weight 0
+    reference = torch_decoder(config)
+    for batch in batches:
+        expected = reference.forward(batch, other)
+        error = model.forward(batch, mine) - expected
+        assert error.norm() < 0.03 * expected.norm()
+
+
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("llama", "float32"), ("mistral", "float32"), ("qwen2", "bfloat16"), ("qwen3", "int8")]
+    ("name", "dtype"),
+    [("llama", "float32"), ("mistral", "float32"), ("qwen2", "bfloat16"), ("qwen3", "bfloat16"), ("qwen3", "int8")],
 )
 def test_logits_do_not_depend_on_chunks_neighbours_or_threads(
     name: str, dtype: WeightDtype, cache_dtype: torch.dtype
