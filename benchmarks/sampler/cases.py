@@ -35,6 +35,8 @@ class Case:
     num_bad_words: int = 0
     greedy_every: int = 0
     allowed_share: float = 0.0
+    num_reported: int = 0
+    thinking_budget: int | None = None
 
     def token_ids(self, count: int, vocab_size: int) -> list[int]:
         """`count` distinct tokens of the vocabulary, the same for both samplers."""
@@ -74,6 +76,8 @@ CASES = {
         Case("bad_words", {"temperature": 0.0}, num_bad_words=20),
         Case("min_tokens", {"temperature": 0.0, "min_tokens": 4000}),
         Case("logprobs", {"temperature": 0.0, "logprobs": 5}),
+        Case("logprob_token_ids", {"temperature": 0.0}, num_reported=10),
+        Case("thinking_token_budget", {"temperature": 0.0}, thinking_budget=1 << 19),
         Case("mask", {"temperature": 0.0}, allowed_share=0.02),
         Case("mask+temperature", {"temperature": 0.8}, allowed_share=0.02),
         Case("all", _ALL, seeded=True, num_biased=50, num_bad_words=20),
@@ -95,6 +99,11 @@ def write_logits(path: Path, batch_size: int, vocab_size: int, kind: str) -> Non
             row *= 0.3
             row += rng.permutation(ranked)
     np.save(path, logits)
+
+
+def thinking_markers(vocab_size: int) -> tuple[int, int]:
+    """Tokens that open and close a thinking section."""
+    return vocab_size - 1, vocab_size - 2
 
 
 @lru_cache(maxsize=1024)

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.sampler.cases import PROMPT_TOKENS, Case, Shape, history
+from benchmarks.sampler.cases import PROMPT_TOKENS, Case, Shape, history, thinking_markers
 from common.engine.sampling.batch_state import AddedRow, BatchUpdate
 from common.engine.sampling.params import SamplingParams
+from common.engine.sampling.processors.thinking_budget import OutputMarkers
 from common.engine.sampling.random import seed_for_choice
 from common.engine.sampling.sampler import Sampler
 from common.ids import RequestId
@@ -24,7 +25,14 @@ class OurSampler:
         is_masked = case.allowed_share > 0
         self._bitmask = torch.from_numpy(case.bitmask(shape)) if is_masked else None
         self._masked_rows = self._rows if is_masked else ()
-        self._sampler = Sampler(shape.vocab_size, shape.batch_size, torch.device("cpu"))
+        opens, closes = thinking_markers(shape.vocab_size)
+        markers = OutputMarkers(think_start=(opens,), think_end=(closes,))
+        self._sampler = Sampler(
+            shape.vocab_size,
+            shape.batch_size,
+            torch.device("cpu"),
+            markers=None if case.thinking_budget is None else markers,
+        )
         added = tuple(_row(row, case, shape) for row in self._rows)
         self._sampler.update_batch(BatchUpdate(added=added))
         self.step_s()
@@ -50,12 +58,15 @@ def _row(row: int, case: Case, shape: Shape) -> AddedRow:
     if case.num_bad_words:
         words = case.token_ids(2 * case.num_bad_words, vocab_size)
         values["bad_words_token_ids"] = tuple(zip(words[::2], words[1::2], strict=True))
+    if case.num_reported:
+        values["logprob_token_ids"] = tuple(case.token_ids(case.num_reported, vocab_size))
+    values["thinking_token_budget"] = case.thinking_budget
     tokens = history(row, PROMPT_TOKENS + shape.output_tokens, vocab_size)
     return AddedRow(
         row=row,
         request_id=RequestId(str(row)),
         params=SamplingParams(**values),  # type: ignore[arg-type] # names and types are SamplingParams' own
-        prompt_token_ids=tokens[:PROMPT_TOKENS],
+        prompt_token_ids=[*tokens[: PROMPT_TOKENS - 1], thinking_markers(vocab_size)[0]],
         output_token_ids=tokens[PROMPT_TOKENS:],
         stop_ids=frozenset({2}),
         seed=seed_for_choice(row if case.seeded else None),

@@ -92,6 +92,10 @@ def _metadata(case: Any, shape: Any) -> tuple[Any, list[list[int]]]:
         if words
         else {},
         logitsprocs=_processors(case, shape, outputs),
+        logprob_token_ids=dict.fromkeys(range(rows), case.token_ids(case.num_reported, vocab_size))
+        if case.num_reported
+        else None,
+        thinking_budget_state_holder=_thinking(case, shape, histories, outputs),
     )
     return metadata, outputs
 
@@ -102,6 +106,26 @@ def _allowed_mask(case: Any, rows: int, vocab_size: int) -> torch.Tensor | None:
     mask = torch.ones(rows, vocab_size, dtype=torch.bool)
     mask[:, case.token_ids(case.num_allowed, vocab_size)] = False
     return mask
+
+
+def _thinking(case: Any, shape: Any, histories: list[list[int]], outputs: list[list[int]]) -> Any:
+    """Its state of thinking sections that every prompt opened."""
+    if case.thinking_budget is None:
+        return None
+    opens, closes = _CASES.thinking_markers(shape.vocab_size)
+    tags = SimpleNamespace(reasoning_start_token_ids=[opens], reasoning_end_token_ids=[closes])
+    module = importlib.import_module("vllm.v1.sample.thinking_budget_state")
+    holder = module.ThinkingBudgetStateHolder(tags, shape.batch_size, 0, torch.device("cpu"), False)
+    params = importlib.import_module("vllm").SamplingParams(
+        thinking_token_budget=case.thinking_budget, max_tokens=1 << 20
+    )
+    prompts = [[*tokens[: _CASES.PROMPT_TOKENS - 1], opens] for tokens in histories]
+    added = [(row, params, prompts[row], outputs[row]) for row in range(shape.batch_size)]
+    update = importlib.import_module("vllm.v1.sample.logits_processor").BatchUpdate(
+        batch_size=shape.batch_size, removed=[], added=added, moved=[]
+    )
+    holder.sync_batch(update)
+    return holder
 
 
 def _processors(case: Any, shape: Any, outputs: list[list[int]]) -> Any:

@@ -1,7 +1,8 @@
 """Log probabilities (or logits) of chosen tokens and their alternatives, with ranks.
 
-Owns: the numbers of `logprobs`, `logprob_token_ids` and `prompt_logprobs`. A masked token's -inf is reported as
-`LOGPROB_FLOOR`, which JSON can carry. Does not know when they are taken: `common.engine.sampling.sampler`.
+Owns: the numbers of `logprobs`, `logprob_token_ids` and `prompt_logprobs`, counted by the kernels where there are some.
+A masked token's -inf is reported as `LOGPROB_FLOOR`, which JSON can carry. Does not know when they are taken:
+`common.engine.sampling.sampler`.
 """
 
 import math
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from common.engine.outputs import PositionLogprobs, TokenLogprob
+from common.engine.sampling.cpu_kernels.library import SamplingKernels
 from common.engine.sampling.row_parameters import LogprobRequest
 from common.engine.sampling.top_values import highest_with_places, rows_per_chunk
 
@@ -19,7 +21,12 @@ LOGPROB_FLOOR = -9999.0
 
 
 def position_logprobs(
-    scores: torch.Tensor, token_ids: torch.Tensor, requests: Sequence[LogprobRequest], *, normalise: bool
+    scores: torch.Tensor,
+    token_ids: torch.Tensor,
+    requests: Sequence[LogprobRequest],
+    *,
+    normalise: bool,
+    kernels: SamplingKernels | None,
 ) -> list[PositionLogprobs]:
     """Report each row's chosen token and alternatives.
 
@@ -28,12 +35,17 @@ def position_logprobs(
         token_ids: chosen tokens int64 [n].
         requests: what each row wants, length n.
         normalise: report log softmax of `scores`; else `scores` themselves.
+        kernels: for scores on CPU; None: torch.
     """
-    shift = _log_normaliser(scores) if normalise else torch.zeros(scores.shape[0], device=scores.device)
+    scores = scores.contiguous()
+    shift = torch.zeros(scores.shape[0], device=scores.device)
+    if normalise:
+        shift = _log_normaliser(scores) if kernels is None else kernels.log_normaliser(scores)
     chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     count = max((request.count for request in requests if request.token_ids is None), default=0)
     top_values, top_ids = highest_with_places(scores, min(count, scores.shape[1]))
     higher = _count_above(scores, chosen, top_values)
+    listed = _listed(scores, shift, requests, kernels)
     columns = zip(
         token_ids.tolist(),
         (chosen - shift).tolist(),
@@ -45,27 +57,11 @@ def position_logprobs(
     reported = []
     for row, (token, logprob, above, ids, values) in enumerate(columns):
         request = requests[row]
-        if request.token_ids is None:
-            top = _ranked(ids[: request.count], values[: request.count])
-        else:
-            top = _listed(scores[row], float(shift[row]), request.token_ids)
+        top = listed[row] if row in listed else _ranked(ids[: request.count], values[: request.count])
         reported.append(
             PositionLogprobs(chosen=TokenLogprob(token_id=token, logprob=_finite(logprob), rank=above + 1), top=top)
         )
     return reported
-
-
-def prompt_logprobs(logits: torch.Tensor, next_token_ids: Sequence[int], count: int) -> list[PositionLogprobs]:
-    """Log probabilities of prompt tokens, each under the logits of the position before it.
-
-    Args:
-        logits: float32 [n, vocab_size] of n consecutive prompt positions; not changed.
-        next_token_ids: the prompt token after each of them, length n.
-        count: alternatives per position; -1 is the whole vocabulary.
-    """
-    request = LogprobRequest(count=logits.shape[1] if count < 0 else count, token_ids=None)
-    tokens = torch.tensor(next_token_ids, dtype=torch.int64, device=logits.device)
-    return position_logprobs(logits, tokens, [request] * len(next_token_ids), normalise=True)
 
 
 def _log_normaliser(scores: torch.Tensor) -> torch.Tensor:
@@ -113,15 +109,41 @@ def _ranked(ids: list[int], values: list[float]) -> tuple[TokenLogprob, ...]:
     return tuple(ranked)
 
 
-def _listed(scores: torch.Tensor, shift: float, token_ids: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
-    """The asked-for tokens of one row float32 [vocab_size], best first."""
-    values = scores[torch.tensor(token_ids, device=scores.device)]
-    above = (scores > values.unsqueeze(1)).sum(dim=1).tolist()
-    entries = [
-        TokenLogprob(token_id=token, logprob=_finite(value - shift), rank=higher + 1)
-        for token, value, higher in zip(token_ids, values.tolist(), above, strict=True)
-    ]
-    return tuple(sorted(entries, key=lambda entry: entry.rank))
+def _listed(
+    scores: torch.Tensor, shift: torch.Tensor, requests: Sequence[LogprobRequest], kernels: SamplingKernels | None
+) -> dict[int, tuple[TokenLogprob, ...]]:
+    """The asked-for tokens of each row that names some, best first."""
+    asked = {row: request.token_ids for row, request in enumerate(requests) if request.token_ids is not None}
+    if not asked:
+        return {}
+    longest = max(map(len, asked.values()))
+    padded = [[*ids, *ids[:1] * (longest - len(ids))] for ids in asked.values()]
+    ids = torch.tensor(padded, dtype=torch.int64, device=scores.device)
+    chosen = scores if len(asked) == len(requests) else scores[torch.tensor(list(asked), device=scores.device)]
+    values = chosen.gather(1, ids)
+    counts = _counted_each(chosen, values) if kernels is None else kernels.count_above(chosen, values)
+    reported = (values - shift[list(asked)].unsqueeze(1)).tolist()
+    return {
+        row: tuple(
+            sorted(
+                (
+                    TokenLogprob(token_id=token, logprob=_finite(value), rank=higher + 1)
+                    for token, value, higher in zip(tokens, row_values, above, strict=False)  # the rest is padding
+                ),
+                key=_rank,
+            )
+        )
+        for (row, tokens), row_values, above in zip(asked.items(), reported, counts.tolist(), strict=True)
+    }
+
+
+def _rank(entry: TokenLogprob) -> int:
+    return entry.rank
+
+
+def _counted_each(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """How many scores float32 [n, vocab_size] of each row are above each of its values float32 [n, m]; int64 [n, m]."""
+    return torch.stack([_counted(scores, column) for column in values.unbind(1)], dim=1)
 
 
 def _finite(value: float) -> float:

@@ -223,7 +223,11 @@ class Sampler:
         requests = [request for request in plan.logprobs if request is not None]
         asking = [row for row, request in enumerate(plan.logprobs) if request is not None]
         found = position_logprobs(
-            scores, token_ids[plan.logprob_rows], requests, normalise=self._mode.endswith("logprobs")
+            scores,
+            token_ids[plan.logprob_rows],
+            requests,
+            normalise=self._mode.endswith("logprobs"),
+            kernels=self._kernels,
         )
         for row, logprobs in zip(asking, found, strict=True):
             reported[row] = None if row in failed else logprobs

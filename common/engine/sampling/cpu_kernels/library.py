@@ -23,6 +23,8 @@ SIGNATURES: dict[str, list[type]] = {
     "pd_mask": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64],
     "pd_highest": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
     "pd_draw": [c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 7],
+    "pd_log_normaliser": [c_void_p, c_int64, c_int64, c_void_p],
+    "pd_count_above": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p],
     "pd_noise": [c_uint64, c_uint64, c_int64, c_void_p],
 }
 _LOG = structlog.get_logger(__name__)
@@ -101,6 +103,21 @@ class SamplingKernels:
             tokens.data_ptr(),
             usable.data_ptr(),
         )
+
+    def log_normaliser(self, scores: torch.Tensor) -> torch.Tensor:
+        """Log of the sum of exponentials of each row, float32 [n]; NaN where a row has no finite highest score."""
+        out = torch.empty(scores.shape[0])
+        self._library.pd_log_normaliser(scores.data_ptr(), scores.shape[1], scores.shape[0], out.data_ptr())
+        return out
+
+    def count_above(self, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """How many scores of each row are above each of its values float32 [n, m]; int64 [n, m]."""
+        values = values.contiguous()
+        counts = torch.empty(values.shape, dtype=torch.int64)
+        self._library.pd_count_above(
+            scores.data_ptr(), *scores.shape[::-1], values.data_ptr(), values.shape[1], counts.data_ptr()
+        )
+        return counts
 
     def noise(self, key: int, first_id: int, count: int) -> npt.NDArray[np.float32]:
         """`random.exponential_noise` of one key and ids from `first_id` on, float32 [count]."""

@@ -2,23 +2,13 @@
 //
 // A row's result depends on that row alone. A draw reads a row twice (highest logit, weights) and writes it nowhere but
 // into a scratch row that stays in the core's own cache, and there only if something is to be cut off.
-#include <algorithm>
-#include <limits>
-#include <vector>
-
-#include "lanes.h"
+#include "cuts.h"
 
 using namespace pd;
 
 namespace {
 
-constexpr int64_t GROUP = 128;                 // tokens of a group: top_values.GROUP_SIZE
 constexpr uint64_t FIRST_GROUP_ID = 1ULL << 32;  // race.FIRST_GROUP_ID
-constexpr float LOWEST = 0x1p-60f;             // cuts._LOWEST
-constexpr int64_t HEAD = 64;                   // groups looked at first for a nucleus
-constexpr int64_t SORTED = 256;                // a nucleus' edge among this many values is found by sorting them
-constexpr int BUCKETS = 256;
-constexpr float INF = std::numeric_limits<float>::infinity();
 
 // The highest value; `is_number` is cleared where a lane is NaN.
 float highest(const float* row, int64_t size, bool* is_number) {
@@ -61,183 +51,6 @@ int64_t first_of(const float* row, int64_t size, float value) {
   for (; i < size; i++)
     if (row[i] >= value) return i;
   return 0;
-}
-
-// What is done to one row before its tokens race.
-struct Weigher {
-  const float* row;
-  int64_t size;
-  float top;
-  float inverse;  // of the temperature
-
-  f16 of(f16 logits) const { return exp_lanes((logits - top) * inverse); }
-
-  // Weights of group g, zeros beyond the row.
-  void group(int64_t g, float* to) const {
-    const int64_t start = g * GROUP, count = std::min(GROUP, size - start);
-    alignas(64) float padded[GROUP];
-    const float* from = row + start;
-    if (count < GROUP) {
-      std::fill(std::copy(from, from + count, padded), padded + GROUP, -INF);
-      from = padded;
-    }
-    for (int64_t i = 0; i < GROUP; i += LANES) store(to + i, of(load(from + i)));
-  }
-};
-
-struct Scratch {
-  std::vector<float> weights, totals, maxima, order, values;
-  std::vector<int64_t> groups;
-
-  void fit(int64_t num_groups) {
-    if (int64_t(totals.size()) >= num_groups) return;
-    weights.resize(num_groups * GROUP);
-    values.resize(num_groups * GROUP);
-    totals.resize(num_groups);
-    maxima.resize(num_groups);
-    order.resize(num_groups);
-  }
-};
-
-float group_sum(const float* w) {
-  f16 sum = f16{};
-  for (int64_t i = 0; i < GROUP; i += LANES) sum += load(w + i);
-  return sum_of(sum);
-}
-
-// Weights of the whole row into the scratch, with the sum and the highest of each group.
-void weigh(const Weigher& weigher, Scratch& s, int64_t num_groups) {
-  for (int64_t g = 0; g < num_groups; g++) {
-    float* w = s.weights.data() + g * GROUP;
-    weigher.group(g, w);
-    f16 best = load(w);
-    for (int64_t i = LANES; i < GROUP; i += LANES) best = larger(load(w + i), best);
-    s.totals[g] = group_sum(w);
-    s.maxima[g] = max_of(best);
-  }
-}
-
-// The count-th highest of the groups' highest weights; at least `count` weights are not below it. 0 where there are
-// not so many groups.
-float kth_maximum(Scratch& s, int64_t num_groups, int64_t count) {
-  if (count > num_groups) return 0.0f;
-  std::copy_n(s.maxima.begin(), num_groups, s.order.begin());
-  std::nth_element(s.order.begin(), s.order.begin() + (count - 1), s.order.begin() + num_groups, std::greater<float>());
-  return s.order[count - 1];
-}
-
-// Weights >= lowest and > 0, in any order, into s.values; how many.
-int64_t collect(Scratch& s, int64_t num_groups, float lowest) {
-  float* to = s.values.data();
-  const float floor = std::max(lowest, std::numeric_limits<float>::denorm_min());
-  const f16 bound = f16{} + floor;
-  for (int64_t g = 0; g < num_groups; g++) {
-    if (!(s.maxima[g] >= floor)) continue;
-    const float* w = s.weights.data() + g * GROUP;
-    for (int64_t i = 0; i < GROUP; i += LANES)
-      for (uint32_t bits = at_least(load(w + i), bound); bits; bits &= bits - 1) *to++ = w[i + __builtin_ctz(bits)];
-  }
-  return to - s.values.data();
-}
-
-double sum_of_values(const Scratch& s, int64_t count) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; i++) sum += s.values[i];
-  return sum;
-}
-
-float kth_highest(Scratch& s, int64_t num_groups, int64_t k) {
-  const int64_t count = collect(s, num_groups, kth_maximum(s, num_groups, k));
-  if (count < k) return 0.0f;
-  std::nth_element(s.values.begin(), s.values.begin() + (k - 1), s.values.begin() + count, std::greater<float>());
-  return s.values[k - 1];
-}
-
-uint32_t bits_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-
-// The lowest of the positive v[0..n) whose strictly higher ones sum to less than `wanted`. Changes v.
-float nucleus_edge(float* v, int64_t n, double wanted) {
-  double before = 0;
-  while (n > SORTED) {
-    const auto [low, high] = std::minmax_element(v, v + n);
-    const uint32_t base = bits_of(*low), span = bits_of(*high) - base;
-    if (!span) return *low;
-    const int shift = std::max(0, 32 - __builtin_clz(span) - 8);
-    double sums[BUCKETS] = {};
-    int64_t counts[BUCKETS] = {};
-    for (int64_t i = 0; i < n; i++) {
-      const uint32_t bucket = (bits_of(v[i]) - base) >> shift;
-      sums[bucket] += v[i];
-      counts[bucket]++;
-    }
-    int edge = BUCKETS - 1, last = edge;
-    for (; edge >= 0; edge--) {
-      if (!counts[edge]) continue;
-      last = edge;
-      if (before + sums[edge] >= wanted) break;
-      before += sums[edge];
-    }
-    if (edge < 0) {  // rounding: all of them together just miss it
-      before -= sums[last];
-      edge = last;
-    }
-    int64_t kept = 0;
-    for (int64_t i = 0; i < n; i++)
-      if (int((bits_of(v[i]) - base) >> shift) == edge) v[kept++] = v[i];
-    n = kept;
-  }
-  std::sort(v, v + n, std::greater<float>());
-  int64_t i = 0;
-  for (; i + 1 < n && before + v[i] < wanted; i++) before += v[i];
-  return v[i];
-}
-
-float nucleus(Scratch& s, int64_t num_groups, float lowest, double top_p) {
-  double mass = 0;
-  if (lowest > 0) {
-    mass = sum_of_values(s, collect(s, num_groups, lowest));
-  } else {
-    for (int64_t g = 0; g < num_groups; g++) mass += s.totals[g];
-  }
-  const double wanted = top_p * mass;
-  const float head = kth_maximum(s, num_groups, HEAD);
-  int64_t count = collect(s, num_groups, std::max(lowest, head));
-  if (head > lowest && sum_of_values(s, count) < wanted) count = collect(s, num_groups, lowest);
-  return nucleus_edge(s.values.data(), count, wanted);
-}
-
-struct Cuts {
-  int64_t top_k;  // 0: off
-  double top_p;   // 1: off
-  float min_p;    // 0: off
-  bool any() const { return top_k > 0 || top_p < 1 || min_p > 0; }
-};
-
-// The lowest weight that stays; cuts.py defines it.
-float threshold(Scratch& s, int64_t num_groups, const Cuts& cuts) {
-  float lowest = cuts.min_p;
-  if (cuts.top_k > 0) lowest = std::max(lowest, kth_highest(s, num_groups, cuts.top_k));
-  if (cuts.top_p < 1) lowest = std::max(lowest, nucleus(s, num_groups, lowest, cuts.top_p));
-  return std::max(lowest, LOWEST);
-}
-
-// Zero what is below the threshold; the groups that still weigh something into s.groups.
-void cut(Scratch& s, int64_t num_groups, float lowest) {
-  const f16 bound = f16{} + lowest;
-  for (int64_t g = 0; g < num_groups; g++) {
-    if (!(s.maxima[g] >= lowest)) continue;
-    float* w = s.weights.data() + g * GROUP;
-    for (int64_t i = 0; i < GROUP; i += LANES) {
-      const f16 v = load(w + i);
-      store(w + i, v >= bound ? v : f16{});
-    }
-    s.totals[g] = group_sum(w);
-    s.groups.push_back(g);
-  }
 }
 
 // The group that wins the first round among s.groups.
@@ -352,6 +165,41 @@ void pd_draw(const float* logits, int64_t vocab, const int64_t* rows, int64_t nu
                            {top_k[r], top_p[r], min_p[r]}, scratch, &token);
     tokens[rows[r]] = token;
   }
+}
+
+// Log of the sum of exponentials of each row; NaN where the row's highest score is no finite number.
+void pd_log_normaliser(const float* scores, int64_t vocab, int64_t num_rows, float* out) {
+  alignas(64) float group[GROUP];
+  for (int64_t r = 0; r < num_rows; r++) {
+    const float* row = scores + r * vocab;
+    bool is_number;
+    const float top = highest(row, vocab, &is_number);
+    const Weigher weigher{row, vocab, top, 1.0f};
+    double sum = 0;
+    for (int64_t g = 0; g * GROUP < vocab; g++) {
+      weigher.group(g, group);
+      sum += group_sum(group);
+    }
+    out[r] = is_number && std::isfinite(top) ? float(std::log(sum) + top) : std::nanf("");
+  }
+}
+
+// How many scores of each row are above each of its `per_row` values; counts: [num_rows, per_row].
+void pd_count_above(const float* scores, int64_t vocab, int64_t num_rows, const float* values, int64_t per_row,
+                    int64_t* counts) {
+  constexpr int64_t PIECE = 4096;  // scores that stay in L1 while the values pass by
+  std::fill(counts, counts + num_rows * per_row, 0);
+  for (int64_t r = 0; r < num_rows; r++)
+    for (int64_t start = 0; start < vocab; start += PIECE) {
+      const float* piece = scores + r * vocab + start;
+      const int64_t size = std::min(PIECE, vocab - start);
+      for (int64_t v = 0; v < per_row; v++) {
+        const float value = values[r * per_row + v];
+        int32_t above = 0;
+        for (int64_t i = 0; i < size; i++) above += piece[i] > value;
+        counts[r * per_row + v] += above;
+      }
+    }
 }
 
 // Exp(1) noise of ids [0, count) for one key (tests).

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.engine.sampling.logprobs import LOGPROB_FLOOR, prompt_logprobs
+from common.engine.sampling.logprobs import LOGPROB_FLOOR
 from common.engine.sampling.params import SamplingParams
 from tests.support.reference_sampler import penalised, processed_distribution
 from tests.support.sampling_batch import sampler_of
@@ -96,17 +96,3 @@ def test_raw_logprobs_are_taken_before_penalties_and_temperature():
     expected = torch.tensor(LOGITS).log_softmax(0)
     for entry in logprobs.top:
         assert entry.logprob == pytest.approx(float(expected[entry.token_id]), abs=1e-5)
-
-
-def test_prompt_logprobs_score_each_next_token():
-    logits = torch.tensor([LOGITS, LOGITS[::-1]])
-    found = prompt_logprobs(logits, [3, 0], 2)
-    assert [entry.chosen.token_id for entry in found] == [3, 0]
-    assert found[0].chosen.logprob == pytest.approx(float(logits[0].log_softmax(0)[3]), abs=1e-5)
-    assert [entry.token_id for entry in found[0].top] == [3, 0]
-    assert [entry.token_id for entry in found[1].top] == [1, 4]
-    assert found[1].chosen.rank == 5
-
-
-def test_prompt_logprobs_of_the_whole_vocabulary():
-    assert len(prompt_logprobs(torch.tensor([LOGITS]), [0], -1)[0].top) == 5

@@ -103,6 +103,36 @@ def test_masks_forbid_the_same_tokens_as_torch(vocab_size: int, num_masked: int,
     assert torch.equal(logits, expected)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("vocab_size", [1, 127, 128, 5000])
+def test_normalisers_and_ranks_are_torchs(vocab_size: int, shape: str):
+    scores = logits_of(np.random.default_rng(3), shape, 4, vocab_size)
+    expected = scores.double().logsumexp(dim=1)
+    assert SamplingKernels().log_normaliser(scores).tolist() == pytest.approx(expected.tolist(), rel=1e-6, abs=1e-6)
+    values = scores[:, torch.arange(7) * 31 % vocab_size]
+    counted = (scores.unsqueeze(1) > values.unsqueeze(2)).sum(dim=2)
+    assert SamplingKernels().count_above(scores, values).tolist() == counted.tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_reported_log_probabilities_and_ranks_are_those_of_the_torch_path(temperature: float):
+    params = [
+        SamplingParams(temperature=temperature, logprobs=4),
+        SamplingParams(temperature=temperature, logprob_token_ids=(3, 99, 0, 7)),
+        SamplingParams(temperature=temperature),
+        SamplingParams(temperature=temperature, logprob_token_ids=(5,)),
+    ]
+    logits = logits_of(np.random.default_rng(5), "tied", len(params), 200)
+    ours, theirs = (sampled(logits, params, use_kernels=use).logprobs for use in (True, False))
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one is None) == (other is None)
+        if one is None or other is None:
+            continue
+        for entry, same in zip((one.chosen, *one.top), (other.chosen, *other.top), strict=True):
+            assert (entry.token_id, entry.rank) == (same.token_id, same.rank)
+            assert entry.logprob == pytest.approx(same.logprob, abs=1e-5)
+
+
 def test_rows_of_the_result_that_nobody_asked_for_stay_as_they_are():
     tokens, usable = torch.full((4,), 77), torch.zeros(4, dtype=torch.bool)
     SamplingKernels().highest(torch.eye(4, 9), np.array([3, 1]), tokens, usable)
