@@ -62,7 +62,10 @@ def run(args: argparse.Namespace) -> int:
                 print(msgspec.json.encode(_row(result)).decode())
         else:
             console.print(_table(results, args.transport))
-            console.print(f"one guard word: {bench.guard_read_s() * 1e6:.0f} us; every pull reads two")
+            if args.transport == "sm":
+                console.print(f"one guard word: {bench.guard_read_s() * 1e6:.0f} us; every pull reads two")
+            else:
+                console.print("over tcp a READ needs P's CPU: a pull asks for it, the bare READ waits for P's poll")
             _print_idle(console, bench, args.idle_s)
     finally:
         bench.close()
