@@ -21,9 +21,9 @@ _CLOSING = {  # piece -> weight; what ends a string goes first, or the rest woul
     **dict.fromkeys(('",', '"},', '"],', ",", "},", "],"), 2.0),
 }
 _MILD, _STRONG = 2.0, 12.0
-_ATTEMPTS = ((_MILD, 160), (_STRONG, 1200), (_STRONG, 4000))
+_ATTEMPTS = ((_MILD, 160), (_STRONG, 1200))
 """Bias per weight and most tokens."""
-VALID, REFUSED, ENDLESS = "valid", "refused", "no end in 4,000 tokens"
+VALID, REFUSED, ENDLESS = "valid", "refused", "no end in 1,200 tokens"
 TEMPERATURES = {"greedy": 0.0, "temperature 1": 1.0}
 _AT_ONCE = 16
 

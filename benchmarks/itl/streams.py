@@ -50,11 +50,15 @@ async def gaps_of(
     """
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_arrivals(session, url, body)) for body in [*free, *others]]
-    arrivals = [task.result() for task in tasks]
+    return gaps_in_window([task.result() for task in tasks], len(free))
+
+
+def gaps_in_window(arrivals: Sequence[Sequence[float]], num_measured: int) -> list[float]:
+    """Gaps of the first `num_measured` streams between the last stream's first token and the first stream's last."""
     start_s, end_s = max(times[0] for times in arrivals), min(times[-1] for times in arrivals)
     return [
         after - before
-        for times in arrivals[: len(free)]
+        for times in arrivals[:num_measured]
         for before, after in itertools.pairwise(times)
         if before >= start_s and after <= end_s
     ]

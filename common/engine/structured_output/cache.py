@@ -13,6 +13,10 @@ from common.errors import ConstraintRejected
 CacheKey = tuple[str, str, bool, bool, str | None]
 
 _ENTRY_OVERHEAD_BYTES = 512
+_QUICK_S = 0.02
+_BYTES_PER_SLOW_S = 256 << 20
+"""What a compile beyond `_QUICK_S` is taken to leave behind: tables that no text's length foretells (a `multipleOf`
+that took 25 ms left 1.5 MB). Too much rather than too little: the bound is on memory."""
 
 
 @dataclass(slots=True)
@@ -25,6 +29,7 @@ class CacheEntry:
         unenforced: see `Ticket.unenforced`.
         settled_s: when it entered.
         num_uses: matchers started from it.
+        compile_s: how long its compilation took.
     """
 
     grammar: CompiledGrammar | None = None
@@ -33,12 +38,14 @@ class CacheEntry:
     unenforced: tuple[str, ...] = ()
     settled_s: float = 0.0
     num_uses: int = 0
+    compile_s: float = 0.0
 
     @property
     def num_bytes(self) -> int:
         """What it weighs, without its key."""
         if self.grammar is not None:
-            return self.grammar.num_bytes + _ENTRY_OVERHEAD_BYTES
+            slow_bytes = int(max(self.compile_s - _QUICK_S, 0.0) * _BYTES_PER_SLOW_S)
+            return self.grammar.num_bytes + slow_bytes + _ENTRY_OVERHEAD_BYTES
         return len(str(self.error)) + _ENTRY_OVERHEAD_BYTES
 
 

@@ -225,8 +225,11 @@ class LocalGrammarService:
                 self._observer.compiled(attempt.backend, "rejected", self._clock.now_s() - started_s)
                 error = refused
             else:
-                self._observer.compiled(attempt.backend, "ready", self._clock.now_s() - started_s)
-                entry = CacheEntry(grammar=grammar, backend=attempt.backend, unenforced=attempt.unenforced)
+                compile_s = self._clock.now_s() - started_s
+                self._observer.compiled(attempt.backend, "ready", compile_s)
+                entry = CacheEntry(
+                    grammar=grammar, backend=attempt.backend, unenforced=attempt.unenforced, compile_s=compile_s
+                )
                 self._settle(ticket, entry)
                 return
         raise error or ConstraintRejected("no backend takes it", ticket.constraint.field)
