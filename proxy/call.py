@@ -5,7 +5,6 @@ Does not know: what the fields mean to an engine; values it does not read are ne
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
@@ -32,6 +31,7 @@ _LEGACY_KINDS = {
     "guided_grammar": "grammar",
     "structural_tag": "structural_tag",
 }
+_OUTPUT_FIELDS = frozenset({"structured_outputs", "response_format", *_LEGACY_KINDS})
 CONSTRAINT_FIELDS = ("response_format", "structured_outputs", *_LEGACY_KINDS, "guided_whitespace_pattern")
 _FORCES_NOTHING = (NULL, b'"none"', b'"auto"')
 _STRUCTURED_OUTPUT_KINDS = {
@@ -64,8 +64,7 @@ _format_type = msgspec.json.Decoder(_TypeOnly)
 _tools = msgspec.json.Decoder(list[_Tool])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the proxy sees it.
 
     Attributes:
@@ -198,6 +197,8 @@ def constraint_kind(fields: Fields, path: str) -> str | None:
 
 
 def _output_kind(fields: Fields) -> str | None:
+    if _OUTPUT_FIELDS.isdisjoint(fields):
+        return None
     if (raw := fields.get("structured_outputs")) is not None and bytes(raw) != NULL:
         kind = _structured_outputs_kind(raw)
         if kind is not None:

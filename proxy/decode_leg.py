@@ -5,22 +5,21 @@ Does not know: retries, the client.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from common.openai import sse
 from common.tracing.context import ANSWER_HEADER as TRACED
 from common.wire import timing
 from proxy.call import Call
 from proxy.fleet.worker import Worker
-from proxy.leg_bodies import decode_body
 from proxy.services import TIMING_HEADER, Services
 from proxy.upstream import Answer, EngineRefused, OpenAnswer
 
 _TRUE = b"true"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(msgspec.Struct, frozen=True, kw_only=True):
     """An answer of D that can be passed on.
 
     Attributes:
@@ -38,9 +37,7 @@ class Started:
     is_traced: bool = False
 
 
-async def decode(
-    call: Call, kv_params: bytes | None, worker: Worker, services: Services, opened: list[OpenAnswer]
-) -> Started:
+async def decode(call: Call, body: bytes, worker: Worker, services: Services, opened: list[OpenAnswer]) -> Started:
     """Run one decode leg until the client can be answered; the caller closes what is in `opened`.
 
     Raises:
@@ -50,7 +47,6 @@ async def decode(
     # Nothing comes before the whole answer when it is no stream, so only the request's deadline bounds it.
     asks_stream = bytes(call.fields.get("stream", b"")) == _TRUE
     limit_s = services.config.timeouts.first_token_s if asks_stream else services.config.timeouts.request_s
-    body = decode_body(call.fields, kv_params)
     return await services.bounded(worker, call.deadline, limit_s, _begin(call, body, worker, services, opened))
 
 

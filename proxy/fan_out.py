@@ -6,7 +6,6 @@ Does not know: what happens on a journey.
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 
 import msgspec
 
@@ -185,7 +184,7 @@ class _Part:
 
 def _call_for(call: Call, number: int, prompt: msgspec.Raw) -> Call:
     request_id = f"{call.request_id}-{number}"
-    return replace(
+    return msgspec.structs.replace(
         call,
         fields={**call.fields, "prompt": prompt},
         headers={**call.headers, REQUEST_ID: request_id},

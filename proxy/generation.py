@@ -6,10 +6,10 @@ Does not know: what happens on a journey.
 
 import secrets
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
 from random import Random
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from common.clock import Deadline
@@ -136,7 +136,7 @@ class Generation:
         if self._services.traces is None:
             return call
         trace = begin(headers.get(TRACE), self._services.config.tracing.sample_ratio, self._random)
-        return replace(call, trace=trace, headers={**headers, TRACE: trace.traceparent})
+        return msgspec.structs.replace(call, trace=trace, headers={**headers, TRACE: trace.traceparent})
 
     async def _admitted(self, call: Call, owner: str | None, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in a slot, where an abort can reach it."""

@@ -5,8 +5,8 @@ Owns: reading bodies within limits, the request id. Does not know: routes, journ
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 
+import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, PayloadEncodingError
 
@@ -17,8 +17,7 @@ REQUEST_ID = "X-Request-Id"
 JSON = "application/json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was let in.
 
     Attributes:

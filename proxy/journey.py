@@ -6,8 +6,9 @@ Does not know: how a leg talks HTTP, which engine a policy prefers, what is wort
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Protocol
+
+import msgspec
 
 from common.errors import NotReady, UpstreamError
 from common.tasks import only_cause
@@ -15,6 +16,7 @@ from proxy import prompt_logprobs
 from proxy.call import Call
 from proxy.decode_leg import Started, decode
 from proxy.fleet.worker import Role, Worker
+from proxy.leg_bodies import DecodeBody
 from proxy.phase import PhaseTrack, ProxyPhase
 from proxy.prefill_leg import Prefilled, prefill, release
 from proxy.prepare_leg import prepare
@@ -24,6 +26,9 @@ from proxy.tracing.spans import journey_spans
 from proxy.tries import Tries
 from proxy.ttft import Breakdown, take_apart
 from proxy.upstream import OpenAnswer
+
+_WRITTEN_EARLY_BYTES = 64 << 10
+"""Larger bodies are written when they are sent: a second copy would be held all through the prefill."""
 
 
 class Client(Protocol):
@@ -47,6 +52,7 @@ class Journey:
         self._services = services
         self._track = PhaseTrack(services.clock, call.received_s)
         self._tries = Tries(call, services)
+        self._body = DecodeBody(call.fields)
         self._opened: list[OpenAnswer] = []
         self._prefilled: Prefilled | None = None
         self._owes_release = False
@@ -111,7 +117,7 @@ class Journey:
             self._services.prompt_memory.remember(self._decode_worker, self._call)
         if self._prefilled is not None and kv_params is not None and prompt_logprobs.are_wanted(self._call.fields):
             joined = prompt_logprobs.join(self._call.path, self._call.fields, self._prefilled.body, started.first)
-            return replace(started, first=joined)
+            return msgspec.structs.replace(started, first=joined)
         return started
 
     async def _prepare(self, worker: Worker) -> None:
@@ -131,6 +137,10 @@ class Journey:
             self._without_prefill_engine()
             return None
 
+        if self._call.num_body_bytes <= _WRITTEN_EARLY_BYTES:
+            # Runs when the leg is out, in time that is P's anyway.
+            asyncio.get_running_loop().call_soon(self._body.open)
+
         async def send(worker: Worker) -> Prefilled:
             self._track.move_to(ProxyPhase.PREFILLING)
             return await prefill(self._call, worker, self._services)
@@ -141,11 +151,13 @@ class Journey:
         return done
 
     async def _decode(self, first: Worker, kv_params: bytes | None) -> Started:
+        body = self._body.complete(kv_params)
+
         async def send(worker: Worker) -> Started:
             self._track.move_to(ProxyPhase.HANDED_OFF)
             if worker is not self._decode_worker:
                 self._load_decode(worker)
-            return await decode(self._call, kv_params, worker, self._services, self._opened)
+            return await decode(self._call, body, worker, self._services, self._opened)
 
         started = await self._tries.run(Leg.DECODE, first, send)
         if started is None:

@@ -95,14 +95,34 @@ def _strip_constraint(edited: dict[str, bytes | msgspec.Raw], rules: LegRules) -
         edited[KV_PARAMS] = ASK_FOR_KV_IGNORING_CONSTRAINT
 
 
-def decode_body(fields: Fields, kv_params: bytes | None) -> bytes:
+class DecodeBody:
     """The decode leg: what the client sent, and P's parameters verbatim; without them D computes the prompt itself.
 
-    Log probabilities of a prompt that P computed are P's to give.
+    Log probabilities of a prompt that P computed are P's to give. What does not depend on P can be written while P is
+    at work.
+
+    Args:
+        fields: the client's.
     """
-    if kv_params is None:
-        return render(fields)
-    return render({**(without(fields) if are_wanted(fields) else fields), KV_PARAMS: kv_params})
+
+    __slots__ = ("_fields", "_opening")
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        self._opening: bytes | None = None
+
+    def open(self) -> None:
+        """Write what is known before P has answered; once."""
+        if self._opening is None:
+            kept = without(self._fields) if are_wanted(self._fields) else self._fields
+            self._opening = render(kept)[:-1] + (b"," if kept else b"")
+
+    def complete(self, kv_params: bytes | None) -> bytes:
+        """The whole body."""
+        if kv_params is None:
+            return render(self._fields)
+        self.open()
+        return b'%b"%b":%b}' % (self._opening, KV_PARAMS.encode(), kv_params)
 
 
 def prepare_body(fields: Fields) -> bytes:

@@ -5,7 +5,6 @@ Does not know: retries, D, what `kv_transfer_params` mean (they travel verbatim)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -33,8 +32,7 @@ class _Held(msgspec.Struct):
 _answer = msgspec.json.Decoder(_PrefillAnswer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefilled:
+class Prefilled(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt that P has computed.
 
     Attributes:

@@ -57,7 +57,8 @@ class SharedMetrics:
             self._written = text
 
     def others(self) -> list[Snapshot]:
-        """What the other processes count, and the lost ones counted."""
+        """What the other processes count, and the lost ones counted; what is about to be told here is kept first."""
+        self.write()
         found = []
         for file in sorted(self._file.parent.glob("*.json")):
             if file == self._file:

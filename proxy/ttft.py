@@ -12,7 +12,6 @@ An answer in one piece leaves after its last token: what D spent after the first
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -58,8 +57,7 @@ _P_RESIDUAL = "handoff"
 _D_RESIDUAL = "return"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breakdown:
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """One request until its first byte leaves the proxy.
 
     Attributes:

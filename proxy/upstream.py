@@ -4,8 +4,9 @@ Owns: what a request to an engine looks like, the mapping of connection errors. 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Self
+
+import msgspec
 
 from common.errors import UpstreamBroken, UpstreamError, UpstreamUnreachable
 from proxy.fleet.worker import Worker
@@ -13,8 +14,7 @@ from proxy.http1.connection import Broken, Connection
 from proxy.http1.pool import Pool, Unreachable
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A complete answer of an engine.
 
     Attributes:
@@ -141,8 +141,8 @@ class Upstream:
 
 
 def _head(method: str, worker: Worker, path: str, headers: Mapping[str, str]) -> bytes:
-    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-    head = f"{method} {worker.prefix}{path} HTTP/1.1\r\nHost: {worker.name}\r\n{''.join(lines)}"
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    head = f"{method} {worker.prefix}{path} HTTP/1.1\r\nHost: {worker.name}\r\n{lines}"
     return head.encode("utf-8", "surrogateescape")
 
 

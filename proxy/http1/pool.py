@@ -5,7 +5,8 @@ Owns: who may be reused, for how long, and opening new ones. Does not know: what
 
 import asyncio
 import ssl
-from dataclasses import dataclass, field
+
+import msgspec
 
 from proxy.http1.connection import Broken, Connection
 
@@ -14,13 +15,12 @@ class Unreachable(Exception):
     """No connection could be opened."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """Where an engine listens; `tls` is None for plain HTTP."""
 
     host: str
     port: int
-    tls: ssl.SSLContext | None = field(default=None, compare=False)
+    tls: ssl.SSLContext | None = None
 
 
 class Pool:

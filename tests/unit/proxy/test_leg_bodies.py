@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.clock import Deadline, ManualClock
-from proxy.call import CHAT_PATH, Call, constraint_kind, make_call, parse_fields, render
-from proxy.leg_bodies import LegRules, decode_body, prefill_body, prepare_body, warm_up_leg
+from proxy.call import CHAT_PATH, KV_PARAMS, Call, constraint_kind, make_call, parse_fields, render
+from proxy.leg_bodies import DecodeBody, LegRules, prefill_body, prepare_body, warm_up_leg
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -43,7 +43,7 @@ def body_of(fields: dict[str, str], space: str = " ") -> bytes:
 def test_untouched_fields_travel_byte_for_byte_on_every_leg(fields: dict[str, str], space: str) -> None:
     parsed = parse_fields(body_of(fields, space))
     assert {name: bytes(raw).decode() for name, raw in parsed.items()} == fields
-    for leg in (prefill_body(parsed, LegRules()), decode_body(parsed, b'{"a": 1.0}')):
+    for leg in (prefill_body(parsed, LegRules()), DecodeBody(parsed).complete(b'{"a": 1.0}')):
         again = parse_fields(leg)
         assert {name: bytes(again[name]).decode() for name in fields} == fields
     assert list(parse_fields(render(parsed))) == list(fields)
@@ -53,7 +53,7 @@ def test_untouched_fields_travel_byte_for_byte_on_every_leg(fields: dict[str, st
 def test_numbers_keep_their_spelling(spelling: str) -> None:
     parsed = parse_fields(f'{{"temperature":{spelling}}}'.encode())
     assert b'"temperature":' + spelling.encode() in prefill_body(parsed, LegRules())
-    assert b'"temperature":' + spelling.encode() in decode_body(parsed, None)
+    assert b'"temperature":' + spelling.encode() in DecodeBody(parsed).complete(None)
 
 
 @pytest.mark.parametrize("choice", ['"none"', '"auto"', "null"])
@@ -114,7 +114,7 @@ def test_a_plain_vllm_must_not_stop_on_its_first_token() -> None:
 
 def test_without_parameters_the_decode_leg_is_the_clients_body() -> None:
     parsed = parse_fields(b'{"prompt":"x","n":2}')
-    assert decode_body(parsed, None) == b'{"prompt":"x","n":2}'
+    assert DecodeBody(parsed).complete(None) == b'{"prompt":"x","n":2}'
 
 
 def test_prepare_carries_the_constraint_and_no_prompt() -> None:
@@ -177,3 +177,15 @@ def test_a_call_leaves_out_what_is_not_for_engines() -> None:
     call = call_of(b'{"model":"m","timeline":true,"kv_transfer_params":{"a":1},"x":1}')
     assert (set(call.fields), call.model, call.wants_timeline, call.kind) == ({"model", "x"}, "m", True, "free")
     assert call_of(b'{"model":5,"timeline":null}').model is None
+
+
+@pytest.mark.parametrize("text", [b"{}", b'{"prompt":"x"}', b'{"prompt": "x", "n":2}'])
+@pytest.mark.parametrize("opens_early", [True, False])
+def test_a_decode_body_is_the_same_whenever_it_is_written(text: bytes, opens_early: bool) -> None:
+    fields = parse_fields(text)
+    body = DecodeBody(fields)
+    if opens_early:
+        body.open()
+    for _ in range(2):  # a second try of the leg
+        assert json.loads(body.complete(b'{"lease_id":"l"}')) == {**json.loads(text), KV_PARAMS: {"lease_id": "l"}}
+    assert json.loads(body.complete(None)) == json.loads(text)

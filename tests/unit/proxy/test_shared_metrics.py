@@ -53,6 +53,16 @@ def test_what_a_lost_process_counted_stays_and_what_it_held_does_not(tmp_path: P
         assert (told["pd_requests_running"], told["pd_routable"]) == (1, 2)
 
 
+def test_what_was_told_outlives_the_process_that_told_it(tmp_path: Path) -> None:
+    one = worker(tmp_path, 0, num_done=2, num_running=0, num_routable=1)
+    other = worker(tmp_path, 1, num_done=0, num_running=0, num_routable=1)
+    one.metrics.requests.inc("/v1/completions", "done")
+    told = one.scrape()
+    set_aside(tmp_path, 0)  # killed before its next turn to write
+    name = 'pd_proxy_requests_total{outcome="done",path="/v1/completions"}'
+    assert other.scrape()[name] == told[name] == 3
+
+
 def test_scraping_changes_nothing(tmp_path: Path) -> None:
     one = worker(tmp_path, 0, num_done=2, num_running=0, num_routable=1)
     worker(tmp_path, 1, num_done=3, num_running=0, num_routable=1)
