@@ -10,7 +10,9 @@ import os
 import platform
 import random
 import shlex
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -52,12 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schemas", type=Path, help="JSONL with a `schema` member per line")
     parser.add_argument("--words", default="30,300", help="prompt lengths in words")
     parser.add_argument("--rounds", type=int, default=15, help="measurements per cell")
+    parser.add_argument("--at-most-s", type=float, help="end measuring after this long, and report what there is")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/ttft"), help="folder for ttft.json and ttft.html")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write; 1 when a cell got no answer at all."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends its servers, too
     with ExitStack() as stack:
         targets = dict(pair.split("=", 1) for pair in args.url)
         if args.config:
@@ -103,8 +107,11 @@ async def _measure_all(
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=DEADLINE_S)) as session:
         for cell in cells:  # one unmeasured request each: connections, lazily built kernels, warm constraints
             await measure(session, targets[cell.target], body_of(cell, args.model, constraints, chance))
+        started_s = time.perf_counter()
         plan = list(rounds(cells, args.rounds, chance))
         for cell in track(plan, description="measuring", console=Console(stderr=True)):
+            if args.at_most_s is not None and time.perf_counter() - started_s > args.at_most_s:
+                break
             body = body_of(cell, args.model, constraints, chance)
             results[cell].append(await measure(session, targets[cell.target], body))
     return results
