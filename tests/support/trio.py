@@ -65,6 +65,7 @@ class Trio:
     ports: dict[str, int]
     logs: Path
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def url(self, role: str) -> str:
         return f"http://127.0.0.1:{self.ports[role]}"
@@ -72,7 +73,11 @@ class Trio:
     def start(self, role: str) -> None:
         with (self.logs / f"{role}.log").open("ab") as log:
             self.processes[role] = subprocess.Popen(
-                [sys.executable, "-m", role, "--config", str(self.config)], cwd=ROOT, stdout=log, stderr=log
+                [sys.executable, "-m", role, "--config", str(self.config)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
             )
 
     def stop(self, role: str, signal_number: int = signal.SIGTERM) -> int:
@@ -142,12 +147,16 @@ def write_config(folder: Path, ports: Mapping[str, int], overrides: Mapping[str,
 
 @contextmanager
 def running_trio(
-    folder: Path, overrides: Mapping[str, Any] | None = None, roles: tuple[str, ...] = ROLES
+    folder: Path,
+    overrides: Mapping[str, Any] | None = None,
+    roles: tuple[str, ...] = ROLES,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Trio]:
-    """Start the roles, wait until they are ready, stop them at the end."""
+    """Start the roles, wait until they are ready, stop them at the end; they get `environment`, or this process'."""
     ports = {role: free_port() for role in ROLES}
     folder.mkdir(parents=True, exist_ok=True)
-    trio = Trio(write_config(folder, ports, overrides or {}), ports, folder)
+    config = write_config(folder, ports, overrides or {})
+    trio = Trio(config, ports, folder, environment=dict(os.environ if environment is None else environment))
     try:
         for role in roles:
             trio.start(role)
