@@ -107,7 +107,8 @@ def _table(measured: dict[str, _Measured], num_connections: int) -> Table:
         "added p50",
         "added p99",
         f"req/s at {num_connections}",
-        "legs P+D",
+        "P legs",
+        "D legs",
         "errors",
     )
     for head in heads:

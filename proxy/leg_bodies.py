@@ -113,16 +113,19 @@ class DecodeBody:
 
     def open(self) -> None:
         """Write what is known before P has answered; once."""
+        self._opened()
+
+    def _opened(self) -> bytes:
         if self._opening is None:
             kept = without(self._fields) if are_wanted(self._fields) else self._fields
             self._opening = render(kept)[:-1] + (b"," if kept else b"")
+        return self._opening
 
     def complete(self, kv_params: bytes | None) -> bytes:
         """The whole body."""
         if kv_params is None:
             return render(self._fields)
-        self.open()
-        return b'%b"%b":%b}' % (self._opening, KV_PARAMS.encode(), kv_params)
+        return b'%b"%b":%b}' % (self._opened(), KV_PARAMS.encode(), kv_params)
 
 
 def prepare_body(fields: Fields) -> bytes:

@@ -10,6 +10,7 @@ _ERROR = {"$ref": "#/components/schemas/Error"}
 _KNOWN_ERRORS = {
     "400": "The request is at fault.",
     "401": "No API key, or a wrong one.",
+    "403": "Administration is off.",
     "404": "No such model or path.",
     "413": "The body is too large.",
     "429": "Too many requests; see Retry-After.",
@@ -94,7 +95,7 @@ _PATHS: dict[str, object] = {
     "/metrics": _get("Prometheus metrics.", _answer("Metrics.", "text/plain")),
     "/openapi.json": _get("This description.", _answer("It.")),
     "/admin/fleet": {
-        **_get("Every engine.", _answer("Engines."), "401"),
+        **_get("Every engine.", _answer("Engines."), "401", "403"),
         **_post("Change the fleet.", _FLEET_ORDER, _answer("Every engine.")),
     },
 }
