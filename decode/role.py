@@ -98,6 +98,7 @@ class DecodeRole:
             peer_ttl_s=config.peer_ttl_s,
             max_pulls=config.max_pulls,
         )
+        loaded.storage.take_memory()
         layout = loaded.storage.layout()
         fingerprint = Fingerprint.of(layout, loaded.identity)
         identity = EngineIdentity(engine_id=EngineId(engine_id), fingerprint=fingerprint)

@@ -104,6 +104,7 @@ class PrefillRole:
             lease_ttl_s=self._config.lease_ttl_s,
             max_leases=self._config.max_leases,
         )
+        loaded.storage.take_memory()
         layout = loaded.storage.layout()
         fingerprint = Fingerprint.of(layout, loaded.identity)
         identity = EngineIdentity(engine_id=EngineId(engine_id), fingerprint=fingerprint)

@@ -121,6 +121,14 @@ class KvCacheStorage:
         for copy in copies:
             self.tensor[copy.target].copy_(self.tensor[copy.source])
 
+    def take_memory(self) -> None:
+        """Write every page once. The content is lost: before the first request only.
+
+        The first write to a page takes it from the system and wipes it: without this, a pull into blocks that were
+        never used took 61 ms instead of 5 (512 tokens of SmolLM2-135M in float32).
+        """
+        self.tensor.zero_()
+
     def finish_pending_work(self) -> None:
         """Wait until the device has done everything asked of it, so that others may write into freed blocks."""
         if self.device.type == "cuda":

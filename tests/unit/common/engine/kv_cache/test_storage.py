@@ -29,6 +29,14 @@ def test_slots_nobody_wrote_hold_numbers() -> None:
     assert not KvCacheStorage(5, SHAPE, CPU).tensor.any()
 
 
+def test_memory_that_was_taken_is_there_before_the_first_block_is_written() -> None:
+    storage = KvCacheStorage((32 << 20) // SHAPE.block_bytes, SHAPE, CPU)
+    before = _resident_bytes()
+    storage.take_memory()
+    assert _resident_bytes() - before > 24 << 20
+    assert not storage.tensor.any()
+
+
 def test_copying_moves_whole_blocks_in_order() -> None:
     storage = KvCacheStorage(3, SHAPE, CPU)
     storage.tensor[0] = 1.0
@@ -62,6 +70,11 @@ def test_a_cache_on_the_host_asks_for_large_pages_and_gives_its_memory_back() ->
     del storage
     gc.collect()
     assert _flags_of_mapping(address) == ()
+
+
+def _resident_bytes() -> int:
+    """Memory that this process really has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
 def _flags_of_mapping(address: int) -> tuple[str, ...]:
