@@ -45,6 +45,10 @@ class Handoff:
             raise Bug(f"{len(block_ids)} blocks cannot hold a prompt of {len(prompt_token_ids)} tokens")
         return self._producer.hold(request_id, block_ids[:num_blocks], prompt_token_ids)
 
+    def give_up(self, request_id: RequestId) -> None:
+        """End the leases of a request whose reference nobody got."""
+        self._producer.cancel_request(request_id)
+
     def poll_released(self) -> Sequence[LeaseId]:
         """Leases that ended since the last call, each exactly once."""
         return self._producer.poll_released()

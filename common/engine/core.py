@@ -126,7 +126,12 @@ class EngineCore:
             )
 
     def abort(self, request_id: RequestId, index: int | None = None) -> None:
-        """End one choice of a request, or every one (None); unknown and ended ones are left alone."""
+        """End one choice of a request, or every one (None); unknown and ended ones are left alone.
+
+        A request that was handed over in the very step its reader left in gives its lease up: nobody has the reference.
+        """
+        if index is None and request_id not in self._choices and self._sink is not None:
+            self._sink.give_up(request_id)
         for request in self._choices.get(request_id, ()):
             if not request.is_finished and index in (None, request.index):
                 self._end(request, FinishReason.ABORTED)

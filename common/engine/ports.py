@@ -85,6 +85,10 @@ class KVSink(Protocol):
         """Pin the blocks under a new lease and say where they are; the engine keeps a reference to each for it."""
         ...
 
+    def give_up(self, request_id: RequestId) -> None:
+        """Nobody got what `hand_off` returned for this request: end its lease. Unknown requests are fine."""
+        ...
+
     def poll_released(self) -> Sequence[LeaseId]:
         """Leases that ended (read, abandoned, expired) since the last call, each exactly once."""
         ...

@@ -130,6 +130,10 @@ class FakeSink:
             prompt_token_ids=tuple(prompt_token_ids),
         )
 
+    def give_up(self, request_id: RequestId) -> None:
+        if LeaseId(f"lease-{request_id}") in self.held:
+            self.release(LeaseId(f"lease-{request_id}"))
+
     def release(self, lease_id: LeaseId) -> None:
         del self.held[lease_id]
         self.released.append(lease_id)

@@ -21,6 +21,14 @@ def test_the_reference_names_the_prompts_blocks_and_not_the_room_behind_them() -
     assert sink.poll_released() == (reference.lease_id,)
 
 
+def test_a_handoff_that_nobody_got_is_given_up() -> None:
+    pair = Pair()
+    sink: KVSink = Handoff(pair.producer, block_size=4)
+    reference = sink.hand_off(RequestId("a"), [BlockId(7)], range(3))
+    sink.give_up(RequestId("a"))
+    assert sink.poll_released() == (reference.lease_id,)
+
+
 @pytest.mark.parametrize(("num_blocks", "num_tokens"), [(1, 5), (0, 0)])
 def test_a_prompt_that_its_blocks_cannot_hold_is_a_bug(num_blocks: int, num_tokens: int) -> None:
     sink = Handoff(Pair().producer, block_size=4)

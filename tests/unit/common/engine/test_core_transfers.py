@@ -73,6 +73,18 @@ def test_a_handed_off_prompt_keeps_its_blocks_until_the_lease_ends(length: int) 
     assert engine.core.status().num_blocks_in_use == 0
 
 
+def test_a_reader_that_left_in_the_step_of_its_handoff_leaves_no_lease_behind() -> None:
+    engine = make_engine()
+    request = ask("a", PROMPT, greedy(1, ignore_stops=True), hand_off=True)
+    engine.add(request)
+    engine.run()
+    assert engine.core.status().num_leases_pinned == 1
+    engine.core.abort(request.request_id)  # it was on its way while the step ran
+    engine.run()
+    status = engine.core.status()
+    assert (status.num_leases_pinned, status.num_blocks_in_use) == (0, 0)
+
+
 def test_requests_wait_for_room_that_leases_hold_and_go_on_when_they_end() -> None:
     engine = make_engine(num_blocks=4, enable_prefix_cache=False)
     engine.add(ask("a", [1] * 12, greedy(1), hand_off=True))
