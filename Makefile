@@ -56,7 +56,7 @@ unit: $(VENV)/.installed-test model
 
 test: lint types contracts unit ## ruff, mypy, import contracts, pytest
 
-long: $(VENV)/.installed-test model ## the tests that generate for minutes (100 real schemas through P/D)
+long: $(VENV)/.installed-test model ## the tests that take minutes: 100 real schemas through P/D, the matrix of faults, rolling restarts
 	$(VENV)/bin/pytest -m long $(PYTEST_ARGS)
 
 clean: ## remove the environment and caches (the model stays)
