@@ -8,7 +8,6 @@ A masked token's -inf is reported as `LOGPROB_FLOOR`, which JSON can carry. Does
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from common.engine.outputs import PositionLogprobs, TokenLogprob
@@ -44,7 +43,7 @@ def position_logprobs(
     chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     count = max((request.count for request in requests if request.token_ids is None), default=0)
     top_values, top_ids = highest_with_places(scores, min(count, scores.shape[1]))
-    higher = _count_above(scores, chosen, top_values)
+    higher = _count_above(scores, chosen, top_values, kernels)
     listed = _listed(scores, shift, requests, kernels)
     columns = zip(
         token_ids.tolist(),
@@ -77,25 +76,28 @@ def _log_normaliser(scores: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _count_above(scores: torch.Tensor, values: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+def _count_above(
+    scores: torch.Tensor, values: torch.Tensor, top: torch.Tensor, kernels: SamplingKernels | None
+) -> torch.Tensor:
     """How many scores float32 [n, vocab_size] of each row are above its value float32 [n]; int64 [n].
 
     A value not below the lowest of `top` float32 [n, count] is counted there; only the others need all scores.
     """
+    values = values.unsqueeze(1)
     if not top.shape[1]:
-        return _counted(scores, values)
-    above = (top > values.unsqueeze(1)).sum(dim=1)
-    deep = torch.nonzero(values < top[:, -1]).squeeze(1)
+        return _count(scores, values, kernels).squeeze(1)
+    above = (top > values).sum(dim=1)
+    deep = torch.nonzero(values.squeeze(1) < top[:, -1]).squeeze(1)
     if deep.numel():
-        above[deep] = _counted(scores[deep], values[deep])
+        above[deep] = _count(scores[deep], values[deep], kernels).squeeze(1)
     return above
 
 
-def _counted(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    above = scores > values.unsqueeze(1)
-    if above.device.type == "cpu":  # numpy counts set bytes many times faster than torch adds them up
-        return torch.from_numpy(np.count_nonzero(above.numpy(), axis=1))
-    return above.sum(dim=1)
+def _count(scores: torch.Tensor, values: torch.Tensor, kernels: SamplingKernels | None) -> torch.Tensor:
+    """How many scores float32 [n, vocab_size] of each row are above each of its values float32 [n, m]; int64 [n, m]."""
+    if kernels is not None:
+        return kernels.count_above(scores, values)
+    return torch.stack([(scores > column.unsqueeze(1)).sum(dim=1) for column in values.unbind(1)], dim=1)
 
 
 def _ranked(ids: list[int], values: list[float]) -> tuple[TokenLogprob, ...]:
@@ -121,7 +123,7 @@ def _listed(
     ids = torch.tensor(padded, dtype=torch.int64, device=scores.device)
     chosen = scores if len(asked) == len(requests) else scores[torch.tensor(list(asked), device=scores.device)]
     values = chosen.gather(1, ids)
-    counts = _counted_each(chosen, values) if kernels is None else kernels.count_above(chosen, values)
+    counts = _count(chosen, values, kernels)
     reported = (values - shift[list(asked)].unsqueeze(1)).tolist()
     return {
         row: tuple(
@@ -139,11 +141,6 @@ def _listed(
 
 def _rank(entry: TokenLogprob) -> int:
     return entry.rank
-
-
-def _counted_each(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """How many scores float32 [n, vocab_size] of each row are above each of its values float32 [n, m]; int64 [n, m]."""
-    return torch.stack([_counted(scores, column) for column in values.unbind(1)], dim=1)
 
 
 def _finite(value: float) -> float:

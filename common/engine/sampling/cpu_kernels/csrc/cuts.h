@@ -22,7 +22,7 @@ static inline float kth_maximum(Scratch& s, int64_t num_groups, int64_t count) {
 static inline int64_t collect(Scratch& s, int64_t num_groups, float lowest) {
   float* to = s.values.data();
   const float floor = std::max(lowest, std::numeric_limits<float>::denorm_min());
-  const f16 bound = f16{} + floor;
+  const vf bound = vf{} + floor;
   for (int64_t g = 0; g < num_groups; g++) {
     if (!(s.maxima[g] >= floor)) continue;
     const float* w = s.weights.data() + g * GROUP;
@@ -119,13 +119,13 @@ static inline float threshold(Scratch& s, int64_t num_groups, const Cuts& cuts) 
 
 // Zero what is below the threshold; the groups that still weigh something into s.groups.
 static inline void cut(Scratch& s, int64_t num_groups, float lowest) {
-  const f16 bound = f16{} + lowest;
+  const vf bound = vf{} + lowest;
   for (int64_t g = 0; g < num_groups; g++) {
     if (!(s.maxima[g] >= lowest)) continue;
     float* w = s.weights.data() + g * GROUP;
     for (int64_t i = 0; i < GROUP; i += LANES) {
-      const f16 v = load(w + i);
-      store(w + i, v >= bound ? v : f16{});
+      const vf v = load(w + i);
+      store(w + i, v >= bound ? v : vf{});
     }
     s.totals[g] = group_sum(w);
     s.groups.push_back(g);

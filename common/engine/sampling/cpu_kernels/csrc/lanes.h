@@ -1,7 +1,6 @@
-// Vectors of 16 floats and of 8 doubles or integers, and the elementwise functions sampling needs.
+// Vectors of floats as wide as one register, of 8 doubles or integers, and the elementwise functions sampling needs.
 //
-// Written with the compiler's vector extensions: one register each with AVX-512, two with AVX2, the same results.
-// FMA contraction (-ffp-contract=fast) is relied on in the polynomials.
+// Sums take the order of 16 lanes on every machine. FMA contraction (-ffp-contract=fast) is relied on in the polynomials.
 #pragma once
 #include <immintrin.h>
 
@@ -11,67 +10,74 @@
 
 namespace pd {
 
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;  // wider vectors than a register are compared and selected lane by lane
+#endif
 constexpr int HALF = 8;
+constexpr int SUM_LANES = 16;
 
-typedef float f16 __attribute__((vector_size(64)));
-typedef int32_t i16 __attribute__((vector_size(64)));
-typedef float f16_mem __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef float vf_mem __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef double d8 __attribute__((vector_size(64)));
 typedef int64_t i8 __attribute__((vector_size(64)));
 typedef uint64_t u8 __attribute__((vector_size(64)));
 typedef float f8 __attribute__((vector_size(32)));
 typedef float f8_mem __attribute__((vector_size(32), aligned(4), may_alias));
 
-static inline f16 load(const float* p) { return *(const f16_mem*)p; }
-static inline void store(float* p, f16 v) { *(f16_mem*)p = v; }
-static inline f16 larger(f16 a, f16 b) { return a > b ? a : b; }
+static inline vf load(const float* p) { return *(const vf_mem*)p; }
+static inline void store(float* p, vf v) { *(vf_mem*)p = v; }
+static inline vf larger(vf a, vf b) { return a > b ? a : b; }
 
 // Bit i is set where lane i of `a` is at least `b`.
-static inline uint32_t at_least(f16 a, f16 b) {
+static inline uint32_t at_least(vf a, vf b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
 #else
-  const __m256* x = (const __m256*)&a;
-  const __m256* y = (const __m256*)&b;
-  return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(x[0], y[0], _CMP_GE_OQ))) |
-         uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(x[1], y[1], _CMP_GE_OQ))) << 8;
+  return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GE_OQ)));
 #endif
 }
 
-static inline float max_of(f16 v) {
+static inline float max_of(vf v) {
   float best = v[0];
   for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
   return best;
 }
 
-static inline float sum_of(f16 v) {
-  float a[LANES];
-  std::memcpy(a, &v, sizeof a);
-  for (int width = LANES / 2; width; width >>= 1)
+// Sum of `size` values, a multiple of SUM_LANES, at p.
+static inline float sum(const float* p, int64_t size) {
+  constexpr int PARTS = SUM_LANES / LANES;
+  vf sums[PARTS] = {};
+  for (int64_t i = 0; i < size; i += SUM_LANES)
+    for (int part = 0; part < PARTS; part++) sums[part] += load(p + i + part * LANES);
+  float a[SUM_LANES];
+  std::memcpy(a, sums, sizeof a);
+  for (int width = SUM_LANES / 2; width; width >>= 1)
     for (int i = 0; i < width; i++) a[i] += a[i + width];
   return a[0];
 }
 
 // exp of x <= 0, at most 2 ulp off; 0 below -87, where single precision ends. NaN stays NaN.
 // Range reduction to [-ln2/2, ln2/2] and a degree-6 polynomial with Cephes' coefficients.
-static inline f16 exp_lanes(f16 x) {
-  const f16 lowest = f16{} - 87.0f;
-  const f16 clamped = x < lowest ? lowest : x;
-  const f16 magic = f16{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const f16 n = (clamped * 1.44269504088896341f + magic) - magic;
-  f16 r = clamped - n * 0.693359375f;
+static inline vf exp_lanes(vf x) {
+  const vf lowest = vf{} - 87.0f;
+  const vf clamped = x < lowest ? lowest : x;
+  const vf magic = vf{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const vf n = (clamped * 1.44269504088896341f + magic) - magic;
+  vf r = clamped - n * 0.693359375f;
   r = r - n * -2.12194440e-4f;
-  f16 p = f16{} + 1.9875691500e-4f;
+  vf p = vf{} + 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  const i16 exponent = (__builtin_convertvector(n, i16) + 127) << 23;
-  const f16 value = p * (f16)exponent;
-  return x < lowest ? f16{} : value;
+  const vi exponent = (__builtin_convertvector(n, vi) + 127) << 23;
+  const vf value = p * (vf)exponent;
+  return x < lowest ? vf{} : value;
 }
 
 // log of normal doubles in (0, 1], less than 1 ulp off: fdlibm's reduction to [sqrt(1/2), sqrt(2)) and its polynomial.

@@ -12,12 +12,12 @@ constexpr uint64_t FIRST_GROUP_ID = 1ULL << 32;  // race.FIRST_GROUP_ID
 
 // The highest value; `is_number` is cleared where a lane is NaN.
 float highest(const float* row, int64_t size, bool* is_number) {
-  f16 best[4] = {f16{} - INF, f16{} - INF, f16{} - INF, f16{} - INF};
-  i16 ordered = i16{} - 1;
+  vf best[4] = {vf{} - INF, vf{} - INF, vf{} - INF, vf{} - INF};
+  vi ordered = vi{} - 1;
   int64_t i = 0;
   for (; i + 4 * LANES <= size; i += 4 * LANES)
     for (int j = 0; j < 4; j++) {
-      const f16 v = load(row + i + j * LANES);
+      const vf v = load(row + i + j * LANES);
       best[j] = larger(v, best[j]);
       ordered &= v == v;
     }
@@ -32,19 +32,38 @@ float highest(const float* row, int64_t size, bool* is_number) {
   return top;
 }
 
-// Makes lane i -inf where bit i of `allowed` is not set.
+// Makes lane i -inf where bit i of `allowed` is not set; further bits mean nothing.
 void forbid(float* p, uint32_t allowed) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, __mmask16(~allowed), _mm512_set1_ps(-INF));
 #else
-  const i16 bit = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
-                   1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
-  store(p, ((i16{} + int32_t(allowed)) & bit) != 0 ? load(p) : f16{} - INF);
+  const vi bit = {1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7};
+  store(p, ((vi{} + int32_t(allowed)) & bit) != 0 ? load(p) : vf{} - INF);
 #endif
 }
 
+// How many of the row are above each of up to 8 values.
+void count_above(const float* row, int64_t size, const float* values, int64_t num_values, int64_t* counts) {
+  vf value[HALF];
+  vi above[HALF];
+  for (int64_t v = 0; v < HALF; v++) {
+    value[v] = vf{} + (v < num_values ? values[v] : INF);
+    above[v] = vi{};
+  }
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    const vf x = load(row + i);
+    for (int64_t v = 0; v < HALF; v++) above[v] -= x > value[v];
+  }
+  for (int64_t v = 0; v < num_values; v++) {
+    counts[v] = 0;
+    for (int lane = 0; lane < LANES; lane++) counts[v] += above[v][lane];
+    for (int64_t rest = i; rest < size; rest++) counts[v] += row[rest] > values[v];
+  }
+}
+
 int64_t first_of(const float* row, int64_t size, float value) {
-  const f16 wanted = f16{} + value;
+  const vf wanted = vf{} + value;
   int64_t i = 0;
   for (; i + LANES <= size; i += LANES)
     if (const uint32_t bits = at_least(load(row + i), wanted)) return i + __builtin_ctz(bits);
@@ -131,8 +150,7 @@ void pd_mask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows
       const uint32_t word = allowed[start / 32];
       if (word == 0xffffffffu) continue;
       if (start + 32 <= vocab) {
-        forbid(row + start, word & 0xffff);
-        forbid(row + start + LANES, word >> LANES);
+        for (int i = 0; i < 32; i += LANES) forbid(row + start + i, word >> i);
         continue;
       }
       for (int64_t i = start; i < vocab; i++) row[i] = word >> (i - start) & 1 ? row[i] : -INF;
@@ -175,30 +193,22 @@ void pd_log_normaliser(const float* scores, int64_t vocab, int64_t num_rows, flo
     bool is_number;
     const float top = highest(row, vocab, &is_number);
     const Weigher weigher{row, vocab, top, 1.0f};
-    double sum = 0;
+    double total = 0;
     for (int64_t g = 0; g * GROUP < vocab; g++) {
       weigher.group(g, group);
-      sum += group_sum(group);
+      total += group_sum(group);
     }
-    out[r] = is_number && std::isfinite(top) ? float(std::log(sum) + top) : std::nanf("");
+    out[r] = is_number && std::isfinite(top) ? float(std::log(total) + top) : std::nanf("");
   }
 }
 
 // How many scores of each row are above each of its `per_row` values; counts: [num_rows, per_row].
 void pd_count_above(const float* scores, int64_t vocab, int64_t num_rows, const float* values, int64_t per_row,
                     int64_t* counts) {
-  constexpr int64_t PIECE = 4096;  // scores that stay in L1 while the values pass by
-  std::fill(counts, counts + num_rows * per_row, 0);
   for (int64_t r = 0; r < num_rows; r++)
-    for (int64_t start = 0; start < vocab; start += PIECE) {
-      const float* piece = scores + r * vocab + start;
-      const int64_t size = std::min(PIECE, vocab - start);
-      for (int64_t v = 0; v < per_row; v++) {
-        const float value = values[r * per_row + v];
-        int32_t above = 0;
-        for (int64_t i = 0; i < size; i++) above += piece[i] > value;
-        counts[r * per_row + v] += above;
-      }
+    for (int64_t first = 0; first < per_row; first += HALF) {
+      const int64_t count = std::min<int64_t>(HALF, per_row - first);
+      count_above(scores + r * vocab, vocab, values + r * per_row + first, count, counts + r * per_row + first);
     }
 }
 

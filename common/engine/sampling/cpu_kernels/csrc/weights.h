@@ -18,7 +18,7 @@ struct Weigher {
   float top;
   float inverse;  // of the temperature
 
-  f16 of(f16 logits) const { return exp_lanes((logits - top) * inverse); }
+  vf of(vf logits) const { return exp_lanes((logits - top) * inverse); }
 
   // Weights of group g, zeros beyond the row.
   void group(int64_t g, float* to) const {
@@ -47,18 +47,14 @@ struct Scratch {
   }
 };
 
-static inline float group_sum(const float* w) {
-  f16 sum = f16{};
-  for (int64_t i = 0; i < GROUP; i += LANES) sum += load(w + i);
-  return sum_of(sum);
-}
+static inline float group_sum(const float* w) { return sum(w, GROUP); }
 
 // Weights of the whole row into the scratch, with the sum and the highest of each group.
 static inline void weigh(const Weigher& weigher, Scratch& s, int64_t num_groups) {
   for (int64_t g = 0; g < num_groups; g++) {
     float* w = s.weights.data() + g * GROUP;
     weigher.group(g, w);
-    f16 best = load(w);
+    vf best = load(w);
     for (int64_t i = LANES; i < GROUP; i += LANES) best = larger(load(w + i), best);
     s.totals[g] = group_sum(w);
     s.maxima[g] = max_of(best);
