@@ -110,11 +110,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure every target in every round, print medians and ratios to the first target."""
     with ExitStack() as stack:
         pids = {name: tuple(map(int, ids.split(","))) for name, ids in (pair.split("=", 1) for pair in args.pids)}
-        targets = []
-        for dtype in (args.dtype or [None]) if args.config else []:
-            urls, own_pids = stack.enter_context(running_pair(args.config, {"dtype": dtype} if dtype else {}))
-            targets += [Target(f"{name} {dtype}" if dtype else name, url, own_pids) for name, url in urls.items()]
-        targets += [Target(name, url, pids.get(name, ())) for name, url in (pair.split("=", 1) for pair in args.url)]
+        others = [Target(name, url, pids.get(name, ())) for name, url in (pair.split("=", 1) for pair in args.url)]
+        with others_paused(None, others):  # or a pair of ours would not come up beside those that burn the cores
+            ours = _start_ours(stack, args)
+        targets = [*ours, *others]
         if not targets:
             print("nothing to measure: give --config or --url NAME=URL", file=sys.stderr)
             return 2
@@ -124,6 +123,15 @@ def run(args: argparse.Namespace) -> int:
         results = asyncio.run(_measure_all(targets, chosen, args))
     _report(targets, chosen, results, args.out)
     return 0
+
+
+def _start_ours(stack: ExitStack, args: argparse.Namespace) -> list[Target]:
+    """One pair per dtype, stopped with `stack`; none without a config."""
+    targets = []
+    for dtype in (args.dtype or [None]) if args.config else []:
+        urls, pids = stack.enter_context(running_pair(args.config, {"dtype": dtype} if dtype else {}))
+        targets += [Target(f"{name} {dtype}" if dtype else name, url, pids) for name, url in urls.items()]
+    return targets
 
 
 async def _measure_all(

@@ -21,9 +21,10 @@ class Target:
 
 
 @contextmanager
-def others_paused(target: Target, targets: Sequence[Target]) -> Iterator[None]:
-    """All processes of `targets` stand still but those of `target`; two targets may share processes."""
-    paused = with_descendants({pid for other in targets for pid in other.pids}) - with_descendants(set(target.pids))
+def others_paused(target: Target | None, targets: Sequence[Target]) -> Iterator[None]:
+    """All processes of `targets` stand still but those of `target`, if any; two targets may share processes."""
+    running = with_descendants(set(target.pids)) if target else set()
+    paused = with_descendants({pid for other in targets for pid in other.pids}) - running
     _send(paused, signal.SIGSTOP)
     try:
         yield
