@@ -5,10 +5,13 @@ Owns: SIGSTOP and SIGCONT, to a server's processes and all their descendants.
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+_EFFECT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +29,12 @@ def others_paused(target: Target | None, targets: Sequence[Target]) -> Iterator[
     running = with_descendants(set(target.pids)) if target else set()
     paused = with_descendants({pid for other in targets for pid in other.pids}) - running
     _send(paused, signal.SIGSTOP)
+    _wait_until(paused, are_stopped=True)
     try:
         yield
     finally:
         _send(paused, signal.SIGCONT)
+        _wait_until(paused, are_stopped=False)
 
 
 def with_descendants(pids: set[int]) -> set[int]:
@@ -44,6 +49,22 @@ def with_descendants(pids: set[int]) -> set[int]:
             unseen.extend(children - found)
             found |= children
     return found
+
+
+def _wait_until(pids: set[int], *, are_stopped: bool) -> None:
+    """A signal takes effect when its process next gets a core; wait for all, a second at most."""
+    until_s = time.monotonic() + _EFFECT_S
+    while any(_is_stopped(pid) not in (are_stopped, None) for pid in pids) and time.monotonic() < until_s:
+        time.sleep(0.001)
+
+
+def _is_stopped(pid: int) -> bool | None:
+    """None: it has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return None
+    return None if state == "Z" else state in "Tt"
 
 
 def _send(pids: set[int], number: signal.Signals) -> None:
