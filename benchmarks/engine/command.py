@@ -121,7 +121,11 @@ def run(args: argparse.Namespace) -> int:
             m for m in measures([int(n) for n in args.lengths.split(",")], args.max_tokens) if args.only in m.name
         ]
         results = asyncio.run(_measure_all(targets, chosen, args))
-    _report(targets, chosen, results, args.out)
+        _report(
+            targets, chosen, results, args.out
+        )  # before anything is stopped: that may take long, and be interrupted
+        with others_paused(None, others):
+            stack.close()
     return 0
 
 

@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
             return 2
         cells = _cells(list(targets), args)
         results = asyncio.run(_measure_all(cells, targets, args))
-    rows = summarise(results)
-    _report(rows, args)
+        rows = summarise(results)
+        _report(rows, args)  # before anything is stopped: that may take long, and be interrupted
     return 0 if len(rows) == len(cells) else 1
 
 
