@@ -3,6 +3,7 @@
 Owns: writing the config variants to a temporary folder, starting, waiting, stopping.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def running_modes(config: Path, modes: Sequence[str]) -> Iterator[dict[str, str]
     """Start D, P and one proxy per `structured_output` mode; yields mode → proxy URL."""
     sections = absolute(yaml.safe_load(config.read_text()), config)
     ports = {role: free_port() for role in ("prefill", "decode", *modes)}
-    with tempfile.TemporaryDirectory() as folder, _children() as children:
+    with tempfile.TemporaryDirectory() as folder, stopped_at_the_end() as children:
         for role in ("decode", "prefill"):
             path = _write(Path(folder) / f"{role}.yaml", with_keys(sections, role, {"port": ports[role]}))
             children.append(_start(role, path))
@@ -53,7 +54,7 @@ def running_pair(
     fleet = {role: [f"http://127.0.0.1:{ports[role]}"] for role in ("prefill", "decode")}
     for role, port in ports.items():
         sections = with_keys(sections, role, {"port": port})
-    with tempfile.TemporaryDirectory() as folder, _children() as children:
+    with tempfile.TemporaryDirectory() as folder, stopped_at_the_end() as children:
         path = _write(Path(folder) / "pd.yaml", with_keys(sections, "proxy", {"fleet": fleet}))
         children.extend(_start(role, path) for role in ("decode", "prefill", "proxy"))
         urls = {"single": f"http://127.0.0.1:{ports['decode']}", "pair": f"http://127.0.0.1:{ports['proxy']}"}
@@ -83,19 +84,36 @@ def _start(role: str, config: Path) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def _children() -> Iterator[list[subprocess.Popen[bytes]]]:
+def stopped_at_the_end(
+    end_within_s: float = 15.0, *, in_own_groups: bool = False
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Yields a list; whoever is put on it is asked to end when the block is left, and killed when it does not.
+
+    Args:
+        end_within_s: how long each may take to end.
+        in_own_groups: each leads a process group, all of which is told, and of which nothing stays behind.
+    """
     children: list[subprocess.Popen[bytes]] = []
+    tell = _tell_group if in_own_groups else _tell
     try:
         yield children
     finally:
         for child in children:
-            child.send_signal(signal.SIGTERM)
+            tell(child, signal.SIGTERM)
         for child in children:
-            try:
-                child.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=end_within_s)
+            tell(child, signal.SIGKILL)
+            child.wait()
+
+
+def _tell(child: subprocess.Popen[bytes], number: int) -> None:
+    child.send_signal(number)
+
+
+def _tell_group(child: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
 
 
 def _wait_ready(url: str, children: Sequence[subprocess.Popen[bytes]]) -> None:

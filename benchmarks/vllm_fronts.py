@@ -5,19 +5,18 @@ is `$PD_PEERS/vllm`, its model the Hugging Face folder `$PD_PEERS/model`.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
-from benchmarks.deployment import with_keys
+from benchmarks.deployment import stopped_at_the_end, with_keys
 from benchmarks.ports import free_port
 
 MODEL_NAME = "smollm2"
@@ -35,7 +34,10 @@ def running_fronts(config: Path, peers: Path, relay: Path | None) -> Iterator[di
         peers: folder with the environment `vllm` and the folder `model`.
         relay: script of the plain relay; None leaves it out.
     """
-    with tempfile.TemporaryDirectory() as folder, _children() as children:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        stopped_at_the_end(_END_WITHIN_S, in_own_groups=True) as children,
+    ):
         logs = Path(folder)
         engines = [free_port(), free_port()]
         for port, (role, core) in zip(engines, _ROLES, strict=True):
@@ -100,23 +102,3 @@ def _wait(urls: Sequence[str], children: Sequence[subprocess.Popen[bytes]], logs
                 break
             except OSError:
                 time.sleep(0.2)
-
-
-@contextmanager
-def _children() -> Iterator[list[subprocess.Popen[bytes]]]:
-    children: list[subprocess.Popen[bytes]] = []
-    try:
-        yield children
-    finally:
-        for child in children:
-            _signal(child, signal.SIGTERM)
-        for child in children:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=_END_WITHIN_S)
-            _signal(child, signal.SIGKILL)  # what is left of its group
-            child.wait()
-
-
-def _signal(child: subprocess.Popen[bytes], number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, number)

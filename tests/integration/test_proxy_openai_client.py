@@ -9,11 +9,12 @@ from aiohttp import web
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel
 
+from tests.support import chat_scripts
 from tests.support import mock_engine as mock
-from tests.support.proxy_rig import Rig, rig
+from tests.support.chat_scripts import HEAD, client
+from tests.support.proxy_rig import rig
 
 CHAT = "/v1/chat/completions"
-HEAD = {"id": "c", "created": 7, "model": "m"}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 TOOL: ChatCompletionToolParam = {
@@ -36,16 +37,8 @@ class Pick(BaseModel):
     count: int
 
 
-def client(r: Rig) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=r.url + "/v1", api_key="k", max_retries=0)
-
-
 def says(message: dict[str, Any], finish: str = "stop") -> mock.Script:
-    async def script(request: web.Request, body: bytes) -> web.StreamResponse:
-        choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
-        return web.json_response({**HEAD, "object": "chat.completion", "choices": [choice], "usage": USAGE})
-
-    return script
+    return chat_scripts.says(message, USAGE, finish)
 
 
 def streams(*deltas: dict[str, Any], finish: str = "stop") -> mock.Script:

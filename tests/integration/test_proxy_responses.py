@@ -3,29 +3,21 @@
 import json
 from typing import Any
 
-import openai
 import pytest
 from aiohttp import web
 
+from tests.support import chat_scripts
 from tests.support import mock_engine as mock
-from tests.support.proxy_rig import Rig, rig
+from tests.support.chat_scripts import HEAD, client
+from tests.support.proxy_rig import rig
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
-HEAD = {"id": "c", "created": 7, "model": "m"}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1}}
 
 
-def client(r: Rig) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=r.url + "/v1", api_key="k", max_retries=0)
-
-
 def says(message: dict[str, Any], finish: str = "stop") -> mock.Script:
-    async def script(request: web.Request, body: bytes) -> web.StreamResponse:
-        choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
-        return web.json_response({**HEAD, "object": "chat.completion", "choices": [choice], "usage": USAGE})
-
-    return script
+    return chat_scripts.says(message, USAGE, finish)
 
 
 def streams(*deltas: dict[str, Any], finish: str = "stop") -> mock.Script:
