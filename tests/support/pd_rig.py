@@ -25,7 +25,7 @@ from common.engine.model.forward import ForwardBatch
 from common.engine.ports import KVSink, KVSource, PullPlan
 from common.engine.sampling.raw import SamplingContext
 from common.engine.settings import CoreSettings
-from common.engine.structured_output.grammar import CompileState, GrammarTicket
+from common.engine.structured_output.grammar import CompileState, GrammarService, GrammarTicket
 from common.serving.app import AppSettings, build_app
 from common.serving.assembly import EngineWake
 from common.serving.intake import Intake
@@ -208,7 +208,11 @@ class _Start:
         await engine.start()
         self.stack.push_async_callback(engine.close)
         surface, metrics = Surface(), Metrics()
-        surface.open(_parts(engine, grammars, metrics, is_prefill=sink is not None))
+        tokenizer = ByteTokenizer(frozenset({EOS}))
+        context = SamplingContext(
+            tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, max_model_len_tokens=CONTEXT_TOKENS
+        )
+        surface.open(engine_parts(engine, grammars, metrics, context, is_prefill=sink is not None))
         app = build_app(surface, metrics, AppSettings(role=role, engine_id=role), self._traces(role))
         server = HttpServer(app, "127.0.0.1", 0, 1.0)
         await server.start()
@@ -223,17 +227,19 @@ class _Start:
         return EngineTraces(role, exporter, SystemClock())
 
 
-def _parts(engine: AsyncEngine, grammars: SlowGrammars, metrics: Metrics, *, is_prefill: bool) -> Parts:
-    clock, tokenizer = SystemClock(), ByteTokenizer(frozenset({EOS}))
+def engine_parts(
+    engine: AsyncEngine, grammars: GrammarService, metrics: Metrics, context: SamplingContext, *, is_prefill: bool
+) -> Parts:
+    """What an engine of a rig serves with: P hands off, D takes unsigned references."""
+    clock = SystemClock()
     model = ServedModel(
         name="m",
         root="m.gguf",
         created_s=0,
-        max_model_len_tokens=CONTEXT_TOKENS,
-        tokenizer=tokenizer,
+        max_model_len_tokens=context.max_model_len_tokens,
+        tokenizer=context.tokenizer,
         chat_template=ChatTemplate("{{ messages[0].content }}", {}, clock),
     )
-    context = SamplingContext(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, max_model_len_tokens=CONTEXT_TOKENS)
     gate = KvGate(None if is_prefill else Unsigned(), hands_off=is_prefill)
     return Parts(
         model=model,

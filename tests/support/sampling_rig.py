@@ -16,7 +16,6 @@ import torch
 
 from common.clock import SystemClock
 from common.engine.async_engine import AsyncEngine
-from common.engine.chat_template import ChatTemplate
 from common.engine.core import EngineCore
 from common.engine.kv_cache.storage import KvCacheStorage
 from common.engine.model.loaded import LoadedModel
@@ -28,25 +27,18 @@ from common.engine.sampling.processors.thinking_budget import OutputMarkers
 from common.engine.sampling.raw import SamplingContext
 from common.engine.sampling.sampler import Sampler
 from common.engine.settings import CoreSettings
-from common.engine.structured_output.service import LocalGrammarService
 from common.serving.app import AppSettings, build_app
 from common.serving.assembly import EngineWake
-from common.serving.intake import Intake
-from common.serving.kv_intent import KvGate
-from common.serving.respond import Responder
-from common.serving.sampling_fields import SamplingReader
-from common.serving.served_model import ServedModel
 from common.serving.server import HttpServer
-from common.serving.surface import Parts, Surface
+from common.serving.surface import Surface
 from common.telemetry.metrics import Metrics
 from proxy.config import FleetConfig, ProxyConfig
 from proxy.server import running
 from tests.support.byte_tokenizer import EOS_TOKEN_ID, ByteTokenizer
 from tests.support.fake_kv import FakeSink
 from tests.support.grammars import make_service
-from tests.support.pd_rig import Unsigned, WakingSource
+from tests.support.pd_rig import WakingSource, engine_parts
 from tests.support.proxy_rig import FAST_PROBES
-from tests.support.serving_rig import RecordingKvControl
 from tests.support.tiny_engine import BLOCK_SIZE, storage_for
 from tests.support.tiny_model import tiny_model
 
@@ -214,23 +206,7 @@ async def _engine(
     stack.push_async_callback(engine.close)
     surface, metrics = Surface(), Metrics()
     role = "decode" if sink is None else "prefill"
-    surface.open(_parts(engine, grammars, metrics, is_prefill=sink is not None))
-    server = HttpServer(build_app(surface, metrics, AppSettings(role=role, engine_id=role)), "127.0.0.1", 0, 1.0)
-    await server.start()
-    stack.push_async_callback(server.close)
-    return Engine(f"http://127.0.0.1:{server.port}", engine)
-
-
-def _parts(engine: AsyncEngine, grammars: LocalGrammarService, metrics: Metrics, *, is_prefill: bool) -> Parts:
-    clock, tokenizer = SystemClock(), ByteTokenizer(EOS_IDS)
-    model = ServedModel(
-        name="m",
-        root="m.gguf",
-        created_s=0,
-        max_model_len_tokens=CONTEXT_TOKENS,
-        tokenizer=tokenizer,
-        chat_template=ChatTemplate("{{ messages[0].content }}", {}, clock),
-    )
+    tokenizer = ByteTokenizer(EOS_IDS)
     context = SamplingContext(
         tokenizer=tokenizer,
         vocab_size=tokenizer.vocab_size,
@@ -238,15 +214,8 @@ def _parts(engine: AsyncEngine, grammars: LocalGrammarService, metrics: Metrics,
         has_thinking=True,
         processors=(SayScript,),
     )
-    gate = KvGate(None if is_prefill else Unsigned(), hands_off=is_prefill)
-    return Parts(
-        model=model,
-        engine=engine,
-        kv=gate,
-        intake=Intake(model, SamplingReader(context), grammars, clock),
-        responder=Responder(gate.guard(engine), model, metrics),
-        grammars=grammars,
-        clock=clock,
-        is_alive=lambda: engine.status().is_alive,
-        kv_control=RecordingKvControl() if is_prefill else None,
-    )
+    surface.open(engine_parts(engine, grammars, metrics, context, is_prefill=sink is not None))
+    server = HttpServer(build_app(surface, metrics, AppSettings(role=role, engine_id=role)), "127.0.0.1", 0, 1.0)
+    await server.start()
+    stack.push_async_callback(server.close)
+    return Engine(f"http://127.0.0.1:{server.port}", engine)
