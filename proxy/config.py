@@ -210,6 +210,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         constraint_in_prompt: whether the model's chat template renders `response_format` or `tool_choice`; then they
             stay on the prefill leg, which is marked so that P renders them without compiling.
         dialect: what the engines speak: ours (`pd`) or plain vLLM (`vllm`).
+        warm_up_min_bytes: `vllm` only: a smaller constraint gets no warm-up request, which costs D more than compiling.
         max_body_bytes: larger request bodies answer 413; counted after decompression.
         tracing: where traces go.
         keys: who may come in.
@@ -228,6 +229,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     structured_output: Literal["prepare", "strip", "naive"] = "prepare"
     constraint_in_prompt: bool = False
     dialect: Literal["pd", "vllm"] = "pd"
+    warm_up_min_bytes: Count = 4096
     timeouts: TimeoutConfig = TimeoutConfig()
     admission: AdmissionConfig = AdmissionConfig()
     retries: RetryConfig = RetryConfig()

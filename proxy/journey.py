@@ -57,6 +57,7 @@ class Journey:
         self._prefilled: Prefilled | None = None
         self._owes_release = False
         self._decode_worker: Worker | None = None
+        self._preparing: asyncio.Task[None] | None = None
         self._fallback: str | None = None
         self._decode_stages_s: Mapping[str, float] = {}
 
@@ -96,9 +97,9 @@ class Journey:
             return await self._legs(worker)
         try:
             async with asyncio.TaskGroup() as group:
-                preparing = group.create_task(self._prepare(worker))
+                self._preparing = group.create_task(self._prepare(worker))
                 started = await self._legs(worker)
-                preparing.cancel()
+                self._preparing.cancel()
         except BaseExceptionGroup as errors:
             raise only_cause(errors) from None
         return started
@@ -111,6 +112,8 @@ class Journey:
             self._fallback = "nothing_handed_over"
         if self._fallback is not None:
             self._services.metrics.fallback.inc(self._fallback)
+        if self._preparing is not None and self._services.config.dialect == "vllm":
+            self._preparing.cancel()  # a warm-up still on its way would only stand beside the decode leg in D's batch
         started = await self._decode(decode_worker, kv_params)
         self._owes_release = False  # D has pulled what it needed
         if self._services.config.routing.min_prefill_bytes and self._decode_worker is not None:

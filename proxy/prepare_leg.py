@@ -29,6 +29,9 @@ async def prepare(call: Call, worker: Worker, services: Services) -> None:
         if key in worker.warmed:
             services.metrics.legs.inc("prepare", "known")
             return
+        if len(body) < services.config.warm_up_min_bytes:
+            services.metrics.legs.inc("prepare", "small")
+            return
         path, body = warm_up_leg(call.fields)
         # A vLLM takes the header for its own request id; the decode leg comes with the same one.
         headers = {name: value for name, value in headers.items() if name != REQUEST_ID}

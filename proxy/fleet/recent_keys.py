@@ -14,6 +14,9 @@ class RecentKeys:
         self._max_keys = max_keys
         self._keys: OrderedDict[int, None] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._keys)
+
     def __contains__(self, key: int) -> bool:
         if key not in self._keys:
             return False
