@@ -86,7 +86,7 @@ class KeyRing:
         )
 
     def admit(self, headers: Mapping[str, str]) -> str | None:
-        """The name of the key in `Authorization`; None where none is needed.
+        """The name of the key in `authorization` (header names in lower case); None where none is needed.
 
         Raises:
             AuthenticationFailed: no key, or none of ours.
@@ -94,7 +94,7 @@ class KeyRing:
         """
         if self._path is None:
             return None
-        scheme, _, secret = headers.get("Authorization", "").partition(" ")
+        scheme, _, secret = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not secret:
             raise AuthenticationFailed("an API key is needed: Authorization: Bearer <key>")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "surrogateescape")).digest()

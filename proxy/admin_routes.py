@@ -1,37 +1,32 @@
-"""`/admin/fleet` (look, add, drain, put back, remove) and `/abort`.
+"""`/admin/fleet` (look, add, drain, put back, remove) and `/abort`, for all processes of `--workers N`.
 
-Owns: their bodies and answers. Does not know: who may call them (the app checks keys), health.
+Owns: their bodies and answers. Does not know: who may call them (the app checks keys), what an order does.
 """
 
 from typing import Literal, TypeVar
 
 import msgspec
 import structlog
-from aiohttp import web
 
-from common.errors import IllegalTransition, InvalidRequest, NotFound
+from common.errors import InvalidRequest, NotFound
 from proxy.config import ProxyConfig
-from proxy.fleet.membership import Fleet, Source
-from proxy.fleet.worker import Role, WorkerState
+from proxy.http1.exchange import Reply
 from proxy.incoming import Incoming, json_response, read_body
-from proxy.running_requests import RunningRequests
+from proxy.orders import AbortOrder, EngineView, FleetOrder, Look, Order, Orders, Report, joined
+from proxy.siblings import Siblings
 
 T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
 
-class FleetOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to do with one engine."""
-
+class _FleetBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     action: Literal["add", "drain", "undrain", "remove"]
     role: Literal["prefill", "decode"]
     url: str
 
 
-class AbortOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which request to end."""
-
+class _AbortBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     request_id: str
 
 
@@ -39,74 +34,50 @@ class AdminRoutes:
     """Their handlers.
 
     Args:
-        fleet: what is administered.
-        running: the requests under way.
+        orders: carries them out in this process.
+        siblings: the other processes, where there are any.
         config: limits for bodies.
     """
 
-    def __init__(self, fleet: Fleet, running: RunningRequests, config: ProxyConfig) -> None:
-        self._fleet = fleet
-        self._running = running
+    def __init__(self, orders: Orders, siblings: Siblings | None, config: ProxyConfig) -> None:
+        self._orders = orders
+        self._siblings = siblings
         self._config = config
 
-    async def show(self, _: Incoming) -> web.StreamResponse:
+    async def show(self, _: Incoming) -> Reply:
         """Every engine, its health and its load."""
-        workers = [
-            {
-                "role": worker.role.value,
-                "url": worker.url,
-                "state": worker.state.value,
-                "circuit": worker.breaker.status.value,
-                "num_legs": worker.num_legs,
-                "outstanding_bytes": worker.outstanding_bytes,
-                "models": [msgspec.Raw(card) for card in worker.models],
-            }
-            for worker in self._fleet.all()
-        ]
-        return json_response(msgspec.json.encode({"workers": workers}))
+        return _shown((await self._give(Look())).engines)
 
-    async def change(self, incoming: Incoming) -> web.StreamResponse:
+    async def change(self, incoming: Incoming) -> Reply:
         """Carry out one order.
 
         Raises:
             InvalidRequest: the order makes no sense.
             NotFound: no such engine.
         """
-        order = await self._read(incoming, FleetOrder)
-        role = Role(order.role)
-        if order.action == "add":
-            if not order.url.startswith(("http://", "https://")):
-                raise InvalidRequest("an engine's url starts with http:// or https://", param="url")
-            self._fleet.add(role, order.url, Source.ADMIN)
-        elif order.action == "remove":
-            if self._fleet.remove(role, order.url) is None:
-                raise NotFound(f"there is no {order.role} engine at {order.url}")
-        else:
-            self._move(role, order)
-        _log.info("fleet.changed", action=order.action, role_of_engine=order.role, url=order.url, by=incoming.owner)
-        return await self.show(incoming)
+        asked = await self._read(incoming, _FleetBody)
+        report = await self._give(FleetOrder(action=asked.action, role=asked.role, url=asked.url))
+        _log.info("fleet.ordered", action=asked.action, url=asked.url, by=incoming.owner)
+        return _shown(report.engines)
 
-    async def abort(self, incoming: Incoming) -> web.StreamResponse:
+    async def abort(self, incoming: Incoming) -> Reply:
         """End a request of the same key on both legs.
 
         Raises:
             NotFound: none of that id is under way.
         """
-        order = await self._read(incoming, AbortOrder)
-        num_aborted = self._running.abort(order.request_id, incoming.owner)
-        if num_aborted == 0:
+        asked = await self._read(incoming, _AbortBody)
+        report = await self._give(AbortOrder(request_id=asked.request_id, owner=incoming.owner))
+        if report.num_aborted == 0:
             raise NotFound("no request of this id is under way")
-        return json_response(msgspec.json.encode({"aborted": num_aborted}))
+        return json_response(msgspec.json.encode({"aborted": report.num_aborted}))
 
-    def _move(self, role: Role, order: FleetOrder) -> None:
-        worker = self._fleet.find(role, order.url)
-        if worker is None:
-            raise NotFound(f"there is no {order.role} engine at {order.url}")
-        target = WorkerState.DRAINING if order.action == "drain" else WorkerState.STARTING
-        try:
-            worker.move_to(target)
-        except IllegalTransition as error:
-            raise InvalidRequest(f"cannot {order.action} an engine that is {worker.state.value}") from error
+    async def _give(self, order: Order) -> Report:
+        """Here first: what is wrong with an order is said before anybody else hears of it."""
+        reports = [self._orders.obey(order)]
+        if self._siblings is not None:
+            reports += await self._siblings.tell(order)
+        return joined(reports)
 
     async def _read(self, incoming: Incoming, type_: type[T]) -> T:
         body = await read_body(incoming.http, self._config)
@@ -114,3 +85,7 @@ class AdminRoutes:
             return msgspec.json.decode(body, type=type_)
         except msgspec.MsgspecError as error:
             raise InvalidRequest(str(error)) from error
+
+
+def _shown(engines: tuple[EngineView, ...]) -> Reply:
+    return json_response(msgspec.json.encode({"workers": engines}))

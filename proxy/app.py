@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 import structlog
-from aiohttp import web
 
 from common.errors import MethodNotAllowed, NotFound, PermissionRefused
 from common.openai.error_body import error_answer
@@ -19,7 +18,8 @@ from proxy.admin_routes import AdminRoutes
 from proxy.cors import Cors
 from proxy.generation import Generation, LegHeaders
 from proxy.goodbyes import Goodbyes
-from proxy.incoming import REQUEST_ID, Handler, Incoming
+from proxy.http1.exchange import Exchange, Reply
+from proxy.incoming import REQUEST_ID, REQUEST_ID_KEY, Handler, Incoming
 from proxy.plain_routes import PlainRoutes
 from proxy.relay import passed_through
 from proxy.running_requests import RunningRequests
@@ -48,15 +48,18 @@ class ProxyApp:
         services: collaborators of the process.
         clients: keys of clients.
         admins: keys of operators.
+        running: where requests can be ended by their id.
+        admin: what operators may ask.
     """
 
-    def __init__(self, services: Services, clients: KeyRing, admins: KeyRing) -> None:
+    def __init__(
+        self, services: Services, clients: KeyRing, admins: KeyRing, running: RunningRequests, admin: AdminRoutes
+    ) -> None:
         self._clients = clients
         self._admins = admins
         self._cors = Cors(services.config.cors_origins)
         self._id_prefix = f"req-{secrets.token_hex(8)}-"
         self._id_numbers = itertools.count(1)
-        running = RunningRequests()
         self._goodbyes = Goodbyes()
         config = services.config
         leg_headers = LegHeaders(
@@ -64,7 +67,6 @@ class ProxyApp:
         )
         generation = Generation(services, running, leg_headers, self._goodbyes)
         plain = PlainRoutes(services, leg_headers)
-        admin = AdminRoutes(services.fleet, running, services.config)
         self._routes = {
             "/v1/completions": _Route(_Door.CLIENT, {"POST": generation.handle}),
             "/v1/chat/completions": _Route(_Door.CLIENT, {"POST": generation.handle}),
@@ -85,33 +87,40 @@ class ProxyApp:
         """Path → methods."""
         return {path: frozenset(route.handlers) for path, route in self._routes.items()}
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The one entry: finds the handler and turns whatever it raises into an answer."""
-        answer_headers = self._cors.headers(request.headers)
-        self._goodbyes.take_back(request.protocol)
-        try:
-            response = await self._dispatch(request, answer_headers)
-        except ConnectionResetError:
-            raise  # the client is gone; there is nobody to answer
-        except Exception as error:  # noqa: BLE001 - the edge: everything becomes an answer, bugs are logged
-            response = self._failure(error, request)
-        if not response.prepared:
-            response.headers.update(answer_headers)
-        return response
+    async def handle(self, http: Exchange) -> None:
+        """The one entry: finds the handler and turns whatever it raises into an answer.
 
-    async def _dispatch(self, request: web.BaseRequest, answer_headers: Mapping[str, str]) -> web.StreamResponse:
-        route = self._routes.get(request.path)
+        Raises:
+            ConnectionResetError: the client is gone.
+        """
+        answer_headers = self._cors.headers(http.head.headers)
+        self._goodbyes.take_back(http.wire)
+        try:
+            reply = await self._dispatch(http, answer_headers)
+        except ConnectionResetError:
+            raise  # there is nobody to answer
+        except Exception as error:
+            if http.is_begun:
+                raise  # too late for an answer of its own; the server ends the connection
+            reply = self._failure(error, http)
+        if reply is not None:
+            reply.headers.update(answer_headers)
+            http.send(reply)
+
+    async def _dispatch(self, http: Exchange, answer_headers: Mapping[str, str]) -> Reply | None:
+        head = http.head
+        route = self._routes.get(head.path)
         if route is None:
-            raise NotFound(f"there is no {request.path}")
-        if request.method == "OPTIONS" and answer_headers:
-            return web.Response(status=204, headers=self._cors.preflight(request.headers, ", ".join(route.handlers)))
-        handler = route.handlers.get("GET" if request.method == "HEAD" else request.method)
+            raise NotFound(f"there is no {head.path}")
+        if head.method == "OPTIONS" and answer_headers:
+            return Reply(status=204, headers=self._cors.preflight(head.headers, ", ".join(route.handlers)))
+        handler = route.handlers.get("GET" if head.method == "HEAD" else head.method)
         if handler is None:
-            raise MethodNotAllowed(f"{request.path} takes {', '.join(route.handlers)}")
+            raise MethodNotAllowed(f"{head.path} takes {', '.join(route.handlers)}")
         incoming = Incoming(
-            http=request,
-            owner=self._admit(route.door, request.headers),
-            request_id=request.headers.get(REQUEST_ID) or f"{self._id_prefix}{next(self._id_numbers)}",
+            http=http,
+            owner=self._admit(route.door, head.headers),
+            request_id=head.headers.get(REQUEST_ID_KEY) or f"{self._id_prefix}{next(self._id_numbers)}",
             answer_headers=answer_headers,
         )
         return await handler(incoming)
@@ -125,15 +134,15 @@ class ProxyApp:
             raise PermissionRefused("administration is off: proxy.keys.admin_file names no key file")
         return self._admins.admit(headers)
 
-    def _failure(self, error: Exception, request: web.BaseRequest) -> web.Response:
+    def _failure(self, error: Exception, http: Exchange) -> Reply:
         if isinstance(error, EngineRefused):
-            response = passed_through(error.answer)
+            reply = passed_through(error.answer)
         else:
             answer = error_answer(error)
             if answer.status == 500:
-                _log.error("request.failed", path=request.path, exc_info=error)
-            response = web.Response(status=answer.status, body=answer.body, headers=answer.headers)
-        request_id = request.headers.get(REQUEST_ID)
+                _log.error("request.failed", path=http.head.path, exc_info=error)
+            reply = Reply(answer.body, answer.status, dict(answer.headers))
+        request_id = http.head.headers.get(REQUEST_ID_KEY)
         if request_id is not None:
-            response.headers[REQUEST_ID] = request_id
-        return response
+            reply.headers[REQUEST_ID] = request_id
+        return reply

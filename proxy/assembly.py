@@ -3,6 +3,7 @@
 Owns: who gets what. Does not know: the event loop, signals.
 """
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from common.clock import Clock
 from common.tasks import Supervisor
 from common.tracing.exporter import TraceExporter
 from proxy.access import KeyRing
+from proxy.admin_routes import AdminRoutes
 from proxy.admission import Admission
 from proxy.app import ProxyApp
 from proxy.config import Policy, ProxyConfig, TracingConfig
@@ -20,14 +22,17 @@ from proxy.fleet.sources import FleetSource, make_sources
 from proxy.fleet.worker import Role
 from proxy.leg_bodies import LegRules
 from proxy.metrics import ProxyMetrics
+from proxy.orders import Orders
 from proxy.routing.grammar_warm import GrammarWarm
 from proxy.routing.least_loaded import LeastLoaded
 from proxy.routing.policy import RoutingPolicy
 from proxy.routing.prefix_affinity import PrefixAffinity
 from proxy.routing.prompt_memory import PromptMemory
 from proxy.routing.round_robin import RoundRobin
+from proxy.running_requests import RunningRequests
 from proxy.services import Services
 from proxy.shared_metrics import SharedMetrics
+from proxy.siblings import Siblings
 from proxy.time_limits import TimeLimits
 from proxy.tls import engine_context
 from proxy.tracing.collector import HttpCollector
@@ -43,10 +48,11 @@ class Assembled:
     clients: KeyRing
     admins: KeyRing
     sources: Mapping[str, FleetSource]
+    siblings: Siblings | None
 
 
 def assemble(
-    config: ProxyConfig, clock: Clock, upstream: Upstream, background: Supervisor, metrics_file: Path | None = None
+    config: ProxyConfig, clock: Clock, upstream: Upstream, background: Supervisor, shared_file: Path | None = None
 ) -> Assembled:
     """Make everything.
 
@@ -55,17 +61,14 @@ def assemble(
         clock: everybody's clock.
         upstream: towards the engines.
         background: for what outlives a request.
-        metrics_file: where this process keeps its counts for its siblings.
+        shared_file: what this process is known by among its siblings: where it keeps its counts and takes their orders.
 
     Raises:
         ConfigError: a file that the settings name cannot be used.
     """
-    uses_tls = any(url.startswith("https:") for url in (*config.fleet.prefill, *config.fleet.decode))
-    has_own_tls = config.engine_tls.ca_file is not None or config.engine_tls.cert_file is not None
     limits = TimeLimits(clock)
-    tls = engine_context(config.engine_tls) if uses_tls or has_own_tls else None
     # A leg that waits for an engine found dead waits in vain.
-    fleet = Fleet(config.fleet, clock, tls, on_death=limits.expire)
+    fleet = Fleet(config.fleet, clock, _engine_tls(config), on_death=limits.expire)
     admission = Admission(config.admission)
     metrics = _metrics(admission, background, fleet)
     services = Services(
@@ -81,19 +84,29 @@ def assemble(
         admission=admission,
         background=background,
         metrics=metrics,
-        shared_metrics=None if metrics_file is None else SharedMetrics(metrics_file, metrics),
+        shared_metrics=None if shared_file is None else SharedMetrics(shared_file, metrics),
         limits=limits,
         prompt_memory=PromptMemory(),
         traces=_exporter(config.tracing, clock),
     )
     clients, admins = KeyRing(config.keys.client_file, clock), KeyRing(config.keys.admin_file, clock)
+    running = RunningRequests()
+    orders = Orders(fleet, running)
+    siblings = None if shared_file is None else Siblings(shared_file, orders.obey)
     return Assembled(
         services=services,
-        app=ProxyApp(services, clients, admins),
+        app=ProxyApp(services, clients, admins, running, AdminRoutes(orders, siblings, config)),
         clients=clients,
         admins=admins,
         sources=make_sources(config.fleet, fleet),
+        siblings=siblings,
     )
+
+
+def _engine_tls(config: ProxyConfig) -> ssl.SSLContext | None:
+    uses_tls = any(url.startswith("https:") for url in (*config.fleet.prefill, *config.fleet.decode))
+    has_own_tls = config.engine_tls.ca_file is not None or config.engine_tls.cert_file is not None
+    return engine_context(config.engine_tls) if uses_tls or has_own_tls else None
 
 
 def _rules(config: ProxyConfig) -> LegRules:
@@ -128,5 +141,5 @@ def _metrics(admission: Admission, background: Supervisor, fleet: Fleet) -> Prox
     for role in Role:
         name, text = f"pd_proxy_{role.value}_engines_routable", f"{role.value} engines that legs may go to."
         # Each process has its own view: the darkest one is told.
-        metrics.watch(name, text, lambda role=role: len(fleet.routable(role)), min)  # type: ignore[misc]  # bound per turn
+        metrics.watch(name, text, lambda role=role: sum(w.is_routable for w in fleet.of(role)), min)  # type: ignore[misc]  # bound per turn
     return metrics

@@ -20,8 +20,8 @@ class Cors:
         self._origins = frozenset(origins)
 
     def headers(self, request: Mapping[str, str]) -> dict[str, str]:
-        """What the answer to a request with these headers must carry; nothing for origins that may not."""
-        origin = request.get("Origin") if self._origins else None
+        """What the answer to a request with these headers (names in lower case) must carry, if its origin may."""
+        origin = request.get("origin") if self._origins else None
         if origin is None or not (origin in self._origins or "*" in self._origins):
             return {}
         return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _EXPOSED, "Vary": "Origin"}
@@ -31,6 +31,6 @@ class Cors:
         allowed = self.headers(request)
         if allowed:
             allowed["Access-Control-Allow-Methods"] = methods
-            allowed["Access-Control-Allow-Headers"] = request.get("Access-Control-Request-Headers", "*")
+            allowed["Access-Control-Allow-Headers"] = request.get("access-control-request-headers", "*")
             allowed["Access-Control-Max-Age"] = _MAX_AGE_S
         return allowed

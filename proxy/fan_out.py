@@ -92,9 +92,9 @@ class FanOut:
             if self._usage is not None:
                 usage = {**self._head, "choices": [], "usage": self._usage}
                 await client.write(sse.encode_event(msgspec.json.encode(usage)))
-            await client.end(sse.DONE)
+            client.end(sse.DONE)
         else:
-            await client.send_whole(self._merged(), self._breakdown())
+            client.send_whole(self._merged(), self._breakdown())
 
     async def begin(self, part_breakdown: Breakdown, started: Started) -> None:
         """One part has its first byte; return when all have, with the response under way if it is a stream."""
@@ -103,7 +103,7 @@ class FanOut:
         self._num_began += 1
         if self._num_began == len(self._parts):
             if started.is_stream:
-                await self._required_client().begin_stream(self._breakdown())
+                self._required_client().begin_stream(self._breakdown())
             self._all_began.set()
         await self._all_began.wait()
 

@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from common.clock import Deadline
 from common.errors import PDError
@@ -41,19 +40,19 @@ class LegHeaders:
     def __init__(self, engine_api_key: str | None, *, forwards_key: bool, unique_ids: bool) -> None:
         self._unique_ids = unique_ids
         self._fixed = {"Content-Type": JSON}
-        self._forwarded = [TRACE, "tracestate"]
+        self._forwarded = {TRACE.lower(): TRACE, "tracestate": "tracestate"}
         if engine_api_key is not None:
             self._fixed["Authorization"] = f"Bearer {engine_api_key}"
         elif forwards_key:
-            self._forwarded.append("Authorization")
+            self._forwarded["authorization"] = "Authorization"
 
     def for_request(self, headers: Mapping[str, str], request_id: str) -> dict[str, str]:
-        """Headers of every leg of one request."""
+        """Headers of every leg of one request; those of the client with names in lower case."""
         if self._unique_ids:
             request_id = f"{request_id}-{secrets.token_hex(6)}"
         result = {**self._fixed, REQUEST_ID: request_id}
-        for name in self._forwarded:
-            value = headers.get(name)
+        for key, name in self._forwarded.items():
+            value = headers.get(key)
             if value is not None:
                 result[name] = value
         return result
@@ -78,7 +77,7 @@ class Generation:
         self._running = running
         self._leg_headers = leg_headers
 
-    async def handle(self, incoming: Incoming) -> web.StreamResponse:
+    async def handle(self, incoming: Incoming) -> None:
         """Serve one request.
 
         Raises:
@@ -86,16 +85,16 @@ class Generation:
         """
         received_s = self._services.clock.now_s()
         body = await read_body(incoming.http, self._services.config)
-        call = self._call(incoming, incoming.http.path, body, received_s)
+        call = self._call(incoming, incoming.http.head.path, body, received_s)
         client = self._client(incoming, call)
         prompts = prompts_of(call)
         if prompts:
             work = FanOut(call, prompts, self._services).run(client)
         else:
             work = Journey(call, self._services).run(client)
-        return await self._answer(incoming, call, client, work)
+        await self._answer(incoming, call, client, work)
 
-    async def handle_responses(self, incoming: Incoming) -> web.StreamResponse:
+    async def handle_responses(self, incoming: Incoming) -> None:
         """Serve one request of the Responses API as a chat.
 
         Raises:
@@ -106,22 +105,21 @@ class Generation:
         call = self._call(incoming, CHAT_PATH, asked.chat_body, received_s)
         client = self._client(incoming, call)
         translating = ResponsesClient(client, asked.echoed, self._services.config.timeouts.stream_idle_s)
-        return await self._answer(incoming, call, client, Journey(call, self._services).run(translating))
+        await self._answer(incoming, call, client, Journey(call, self._services).run(translating))
 
     async def _answer(
         self, incoming: Incoming, call: Call, client: HttpClient, work: Coroutine[Any, Any, None]
-    ) -> web.StreamResponse:
+    ) -> None:
         try:
             await self._admitted(call, incoming.owner, work)
         except (PDError, BaseExceptionGroup) as error:
             cause = only_cause(error) if isinstance(error, BaseExceptionGroup) else error
-            if client.response is None or not isinstance(cause, PDError):
+            if not client.is_streaming or not isinstance(cause, PDError):
                 raise cause from None
             await client.break_off(cause)
-            self._goodbyes.say(incoming.http.protocol)
-        if client.response is None:
+            self._goodbyes.say(incoming.http.wire)
+        if not incoming.http.is_ended:
             raise RuntimeError("a journey ended without an answer")
-        return client.response
 
     def _client(self, incoming: Incoming, call: Call) -> HttpClient:
         idle_s = self._services.config.timeouts.stream_idle_s
@@ -129,7 +127,7 @@ class Generation:
 
     def _call(self, incoming: Incoming, path: str, body: bytes, received_s: float) -> Call:
         deadline = Deadline(self._services.clock, received_s + self._services.config.timeouts.request_s)
-        headers = self._leg_headers.for_request(incoming.http.headers, incoming.request_id)
+        headers = self._leg_headers.for_request(incoming.http.head.headers, incoming.request_id)
         call = make_call(
             path, body, headers=headers, request_id=incoming.request_id, received_s=received_s, deadline=deadline
         )

@@ -11,10 +11,10 @@ _PAUSE_S = 1.0
 
 
 class Closable(Protocol):
-    """A client's connection (aiohttp's request handler)."""
+    """A client's connection."""
 
-    def force_close(self) -> None:
-        """Close it now."""
+    def close(self) -> None:
+        """Close it."""
         ...
 
 
@@ -36,4 +36,4 @@ class Goodbyes:
 
     def _close(self, connection: Closable) -> None:
         self._timers.pop(connection, None)
-        connection.force_close()
+        connection.close()

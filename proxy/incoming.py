@@ -4,17 +4,21 @@ Owns: reading bodies within limits, the request id. Does not know: routes, journ
 """
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
-from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError, PayloadEncodingError
 
 from common.errors import InvalidRequest, PayloadTooLarge
 from proxy.config import ProxyConfig
+from proxy.http1.body_parser import Malformed
+from proxy.http1.exchange import BodyTooLarge, Exchange, Reply
 
 REQUEST_ID = "X-Request-Id"
+REQUEST_ID_KEY = REQUEST_ID.lower()
 JSON = "application/json"
+_GZIP, _ZLIB, _RAW = zlib.MAX_WBITS | 16, zlib.MAX_WBITS, -zlib.MAX_WBITS
+_ZLIB_METHOD = 8
 
 
 class Incoming(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,45 +31,62 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
         answer_headers: what the answer must carry whatever it says (CORS).
     """
 
-    http: web.BaseRequest
+    http: Exchange
     owner: str | None
     request_id: str
     answer_headers: Mapping[str, str]
 
 
-Handler = Callable[[Incoming], Awaitable[web.StreamResponse]]
+Handler = Callable[[Incoming], Awaitable[Reply | None]]
+"""Answers a request: by what it returns, or by itself (None)."""
 
 
-async def read_body(http: web.BaseRequest, config: ProxyConfig) -> bytes:
+async def read_body(http: Exchange, config: ProxyConfig) -> bytes:
     """The whole body, decompressed.
 
     Raises:
         PayloadTooLarge: more than `max_body_bytes`, as declared or as counted.
         InvalidRequest: cut off, not encoded as declared, or too slow.
     """
-    if (http.content_length or 0) > config.max_body_bytes:
-        raise _too_large(config)
     try:
-        if http.content.is_eof():
+        if http.is_whole:
             # A small body has come with the head: there is nothing to wait for.
-            body = http.content.read_nowait()
-            if len(body) > config.max_body_bytes:
-                raise _too_large(config)
+            body = await http.read()
+        else:
+            async with asyncio.timeout(config.timeouts.body_s):
+                body = await http.read()
+        encoding = http.head.headers.get("content-encoding")
+        if encoding is None:
             return body
-        async with asyncio.timeout(config.timeouts.body_s):
-            return await http.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise _too_large(config) from error
-    except (web.RequestPayloadError, PayloadEncodingError, ContentEncodingError) as error:
+        return await asyncio.to_thread(_decoded, body, encoding.lower(), config.max_body_bytes)
+    except BodyTooLarge as error:
+        raise PayloadTooLarge(f"the body may have at most {config.max_body_bytes} bytes") from error
+    except (Malformed, zlib.error) as error:
         raise InvalidRequest("the body could not be read: it is cut off or not encoded as declared") from error
     except TimeoutError as error:
         raise InvalidRequest("the body did not arrive in time") from error
 
 
-def _too_large(config: ProxyConfig) -> PayloadTooLarge:
-    return PayloadTooLarge(f"the body may have at most {config.max_body_bytes} bytes")
+def _decoded(body: bytes, encoding: str, most_bytes: int) -> bytes:
+    """Blocks for as long as it takes: a small body may hold a large one."""
+    if encoding in ("", "identity"):
+        return body
+    if encoding in ("gzip", "x-gzip"):
+        window = _GZIP
+    elif encoding == "deflate":
+        # Half of the world sends it without the wrapper that its specification asks for.
+        window = _ZLIB if body[:1] and body[0] & 15 == _ZLIB_METHOD else _RAW
+    else:
+        raise InvalidRequest("Content-Encoding may be gzip or deflate")
+    reader = zlib.decompressobj(wbits=window)
+    decoded = reader.decompress(body, most_bytes + 1)
+    if len(decoded) > most_bytes:
+        raise BodyTooLarge
+    if not reader.eof or reader.unused_data:
+        raise Malformed("not one whole stream")
+    return decoded
 
 
-def json_response(body: bytes, status: int = 200) -> web.Response:
+def json_response(body: bytes, status: int = 200) -> Reply:
     """A JSON answer from bytes."""
-    return web.Response(body=body, status=status, content_type=JSON)
+    return Reply(body, status, {"Content-Type": JSON})

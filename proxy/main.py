@@ -5,6 +5,7 @@ Owns: the command line, exit codes (config 2, start-up 1) and the event loop. Do
 
 import argparse
 import asyncio
+import gc
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging("proxy", config.log_json, config.log_level)
         if options.workers > 1:
             return _run(run_workers(options.config, options.workers))
-        _run(_serve(options.config, config, options.metrics_file))
+        _run(_serve(options.config, config, options.shared_file))
     except ConfigError as error:
         sys.stderr.write(f"pd-proxy: {error}\n")
         return 2
@@ -92,7 +93,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("command", nargs="?", choices=["serve", "check"], default="serve", help="check only validates")
     parser.add_argument("--config", required=True, help="YAML file with a section `proxy`")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the port")
-    parser.add_argument("--metrics-file", type=Path, help=argparse.SUPPRESS)  # one of several workers
+    parser.add_argument("--shared-file", type=Path, help=argparse.SUPPRESS)  # one of several workers
     return parser.parse_args(argv)
 
 
@@ -113,9 +114,12 @@ async def _check(config: ProxyConfig) -> None:
         assemble(config, SystemClock(), upstream, background)
 
 
-async def _serve(path: str, config: ProxyConfig, metrics_file: Path | None) -> None:
-    is_sharing = metrics_file is not None
-    async with running(config, SystemClock(), reuse_port=is_sharing, metrics_file=metrics_file) as proxy:
+async def _serve(path: str, config: ProxyConfig, shared_file: Path | None) -> None:
+    is_sharing = shared_file is not None
+    async with running(config, SystemClock(), reuse_port=is_sharing, shared_file=shared_file) as proxy:
+        # What is here now stays: a collection that looks through it again and again is time taken from requests.
+        gc.collect()
+        gc.freeze()
         signal = await wait_for_signal(on_hangup=lambda: _reload(path, proxy))
         _log.info("proxy.stopping", signal=signal.name)
     _log.info("proxy.stopped")

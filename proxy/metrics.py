@@ -16,7 +16,6 @@ from prometheus_client.registry import Collector
 from common.telemetry.metrics import FALLBACK, SHORT_BUCKETS_S, STAGE_BUCKETS_S, TTFT, TTFT_BUCKETS_S, TTFT_STAGE
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_MAX_UNSORTED = 256
 _Watched = tuple[str, Callable[[], float], Callable[[list[float]], float]]
 
 
@@ -64,6 +63,27 @@ class Tally(Collector):
         yield family
 
 
+class DurationRow:
+    """One histogram of seconds, without a name."""
+
+    __slots__ = ("_bounds_s", "counts", "sum_s")
+
+    def __init__(self, bounds_s: tuple[float, ...]) -> None:
+        self._bounds_s = bounds_s
+        self.counts = [0] * (len(bounds_s) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """One duration."""
+        self.counts[bisect_left(self._bounds_s, seconds)] += 1
+        self.sum_s += seconds
+
+    def add(self, counts: list[int], sum_s: float) -> None:
+        """What another one observed."""
+        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+        self.sum_s += sum_s
+
+
 class Durations(Collector):
     """A histogram of seconds with labels."""
 
@@ -72,38 +92,33 @@ class Durations(Collector):
         self._text = text
         self._labels = labels
         self._bounds_s = bounds_s
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._sums_s: dict[tuple[str, ...], float] = {}
+        self._rows: dict[tuple[str, ...], DurationRow] = {}
 
-    def observe(self, seconds: float, *labels: str) -> None:
-        """One duration."""
-        counts = self._counts.get(labels)
-        if counts is None:
-            counts = self._counts[labels] = [0] * (len(self._bounds_s) + 1)
-            self._sums_s[labels] = 0.0
-        counts[bisect_left(self._bounds_s, seconds)] += 1
-        self._sums_s[labels] += seconds
+    def row(self, *labels: str) -> DurationRow:
+        """The histogram of these labels; callers may keep it."""
+        row = self._rows.get(labels)
+        if row is None:
+            row = self._rows[labels] = DurationRow(self._bounds_s)
+        return row
 
     def counts(self) -> list[tuple[tuple[str, ...], list[int], float]]:
         """All of it."""
-        return [(labels, counts, self._sums_s[labels]) for labels, counts in self._counts.items()]
+        return [(labels, row.counts, row.sum_s) for labels, row in self._rows.items()]
 
     def add(self, counts: Iterable[tuple[tuple[str, ...], list[int], float]]) -> None:
         """What another one observed."""
         for labels, more, sum_s in counts:
-            known = self._counts.get(labels, [0] * (len(self._bounds_s) + 1))
-            self._counts[labels] = [a + b for a, b in zip(known, more, strict=True)]
-            self._sums_s[labels] = self._sums_s.get(labels, 0.0) + sum_s
+            self.row(*labels).add(more, sum_s)
 
     def collect(self) -> Iterator[Metric]:
         """For the registry."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, counts in self._counts.items():
+        for labels, row in self._rows.items():
             buckets, total = [], 0
-            for bound, count in zip((*map(str, self._bounds_s), "+Inf"), counts, strict=True):
+            for bound, count in zip((*map(str, self._bounds_s), "+Inf"), row.counts, strict=True):
                 total += count
                 buckets.append((bound, float(total)))
-            family.add_metric(labels, buckets, self._sums_s[labels])
+            family.add_metric(labels, buckets, row.sum_s)
         yield family
 
 
@@ -115,12 +130,11 @@ class ProxyMetrics:
         self._tallies: dict[str, Tally] = {}
         self._histograms: dict[str, Durations] = {}
         self._gauges: dict[str, _Watched] = {}
-        self._unsorted: list[tuple[str, float, Mapping[str, float]]] = []
+        self._rows: dict[str, tuple[DurationRow, dict[str, DurationRow]]] = {}
         self._ttft = self._durations(TTFT.name, "Request received to first token sent.", TTFT.labels, TTFT_BUCKETS_S)
         self._stages = self._durations(TTFT_STAGE.name, TTFT_STAGE.help, TTFT_STAGE.labels, STAGE_BUCKETS_S)
-        self.loop_lag = self._durations(
-            "pd_proxy_loop_lag_seconds", "How late the event loop was, sampled.", (), SHORT_BUCKETS_S
-        )
+        lag = self._durations("pd_proxy_loop_lag_seconds", "How late the event loop was, sampled.", (), SHORT_BUCKETS_S)
+        self.loop_lag = lag.row()
         self.requests = self._tally("pd_proxy_requests", "Requests ended, by outcome.", "path", "outcome")
         self.legs = self._tally("pd_proxy_legs", "Legs ended, by result.", "leg", "result")
         self.retries = self._tally("pd_proxy_retries", "Legs sent again, by cause.", "leg", "cause")
@@ -137,21 +151,17 @@ class ProxyMetrics:
         Gauge(name, text, registry=self._registry).set_function(read)
 
     def observe_ttft(self, kind: str, ttft_s: float, stages_s: Mapping[str, float]) -> None:
-        """Record one request's TTFT and its stages; sorted into buckets later, many at once."""
-        self._unsorted.append((kind, ttft_s, stages_s))
-        if len(self._unsorted) >= _MAX_UNSORTED:
-            self._sort()
-
-    def _sort(self) -> None:
-        unsorted, self._unsorted = self._unsorted, []
-        for kind, ttft_s, stages_s in unsorted:
-            self._ttft.observe(ttft_s, kind)
-            for stage, seconds in stages_s.items():
-                self._stages.observe(seconds, stage, kind)
+        """Record one request's TTFT and its stages."""
+        rows = self._rows.get(kind)
+        if rows is None:
+            stages = {stage: self._stages.row(stage, kind) for stage in stages_s}
+            rows = self._rows[kind] = (self._ttft.row(kind), stages)
+        rows[0].observe(ttft_s)
+        for stage, seconds in stages_s.items():
+            rows[1][stage].observe(seconds)
 
     def snapshot(self) -> Snapshot:
         """Everything as it stands."""
-        self._sort()
         return Snapshot(
             counts={name: tally.counts() for name, tally in self._tallies.items()},
             durations={name: histogram.counts() for name, histogram in self._histograms.items()},
@@ -160,7 +170,6 @@ class ProxyMetrics:
 
     def expose(self, others: Iterable[Snapshot] = ()) -> bytes:
         """The text format; `others` are counted in."""
-        self._sort()
         more = list(others)
         return generate_latest(self._joined(more)._registry if more else self._registry)
 

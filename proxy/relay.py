@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
-from aiohttp import web
 
 from common.errors import UpstreamError, UpstreamTimeout
 from common.openai import sse
@@ -16,8 +15,9 @@ from common.openai.error_body import error_answer
 from common.wire import timing
 from proxy.call import TIMELINE, Call
 from proxy.decode_leg import Started
+from proxy.http1.exchange import Exchange, Reply
 from proxy.incoming import REQUEST_ID
-from proxy.time_limits import Limit, TimeLimits
+from proxy.time_limits import TimeLimits
 from proxy.ttft import Breakdown, to_json
 from proxy.upstream import Answer
 
@@ -38,34 +38,32 @@ class HttpClient:
     """The client of one request, over HTTP.
 
     Args:
-        request: the client's request.
+        http: the client's request.
         call: the same, as the journey sees it.
         limits: for the next one.
         stream_idle_s: longest silence of D that is waited out.
         headers: sent with every answer (CORS).
+
+    Attributes:
+        is_streaming: whether an event stream has begun.
     """
 
     def __init__(
         self,
-        request: web.BaseRequest,
+        http: Exchange,
         call: Call,
         limits: TimeLimits,
         stream_idle_s: float,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str],
     ) -> None:
         self._limits = limits
-        self._request = request
+        self._http = http
         self._call = call
         self._stream_idle_s = stream_idle_s
-        self._headers = headers or {}
+        self._headers = headers
         self._tail = sse.StreamTail()
         self._error_event: Callable[[Exception], bytes] = _openai_error_event
-        self.response: web.StreamResponse | None = None
-
-    @property
-    def is_streaming(self) -> bool:
-        """Whether the head of an event stream has been sent."""
-        return self.response is not None and not isinstance(self.response, web.Response)
+        self.is_streaming = False
 
     async def pass_on(self, started: Started, breakdown: Breakdown, notes: Mapping[str, object]) -> None:
         """Send all of D's answer.
@@ -78,40 +76,32 @@ class HttpClient:
         content_type = started.answer.headers.get("content-type", "application/json")
         if not started.is_stream:
             body = started.first if timeline is None else with_timeline(started.first, timeline)
-            await self.send_whole(body, breakdown, started.answer.status, content_type)
+            self.send_whole(body, breakdown, started.answer.status, content_type)
             return
-        response = await self.begin_stream(breakdown, started.answer.status, content_type)
-        await self._stream(response, started, _Passing() if timeline is None else _Inserting(timeline))
+        self.begin_stream(breakdown, started.answer.status, content_type)
+        await self._stream(started, _Passing() if timeline is None else _Inserting(timeline))
 
-    async def send_whole(
+    def send_whole(
         self, body: bytes, breakdown: Breakdown, status: int = 200, content_type: str = "application/json"
     ) -> None:
         """Answer in one piece."""
-        headers = self._head(breakdown, content_type)
-        self.response = web.Response(status=status, body=body, headers=headers)
-        await self.response.prepare(self._request)
+        self._http.send(Reply(body, status, self._head(breakdown, content_type)))
 
-    async def begin_stream(
-        self, breakdown: Breakdown, status: int = 200, content_type: str = sse.CONTENT_TYPE
-    ) -> web.StreamResponse:
-        """Send the head of an event stream (with the first bytes of its body, aiohttp sees to that)."""
-        headers = {**self._head(breakdown, content_type), **_SSE_HEADERS}
-        self.response = web.StreamResponse(status=status, headers=headers)
-        await self.response.prepare(self._request)
-        return self.response
+    def begin_stream(self, breakdown: Breakdown, status: int = 200, content_type: str = sse.CONTENT_TYPE) -> None:
+        """Begin an event stream; its head leaves with the first bytes of its body."""
+        self._http.begin(status, {**self._head(breakdown, content_type), **_SSE_HEADERS})
+        self.is_streaming = True
 
     async def write(self, event: bytes) -> None:
         """One complete event of a stream that has begun."""
-        if self.response is None:
-            raise RuntimeError("the stream has not begun")
         self._tail.push(event)
-        await self.response.write(event)
+        self._http.write(event)
+        if self._http.is_paused:
+            await self._http.drain()
 
-    async def end(self, last: bytes = b"") -> None:
+    def end(self, last: bytes = b"") -> None:
         """The end of a stream that has begun."""
-        if self.response is None:
-            raise RuntimeError("the stream has not begun")
-        await self.response.write_eof(last)
+        self._http.end(last)
 
     def write_error_as(self, event: Callable[[Exception], bytes]) -> None:
         """Use another form than OpenAI's for the event that tells of a failure."""
@@ -119,17 +109,12 @@ class HttpClient:
 
     async def break_off(self, error: Exception) -> None:
         """Tell the client in the form of its stream that there is no more to come, and end it."""
-        response = self.response
-        if response is None:
-            raise RuntimeError("the stream has not begun")
-        event = self._tail.separator + self._error_event(error)
+        self._http.end(self._tail.separator + self._error_event(error))
         try:
             async with asyncio.timeout(_STALLED_CLIENT_S):
-                await response.write(event)
-                await response.write_eof()
+                await self._http.drain()
         except TimeoutError:
-            if self._request.transport is not None:
-                self._request.transport.abort()
+            self._http.wire.abort()
 
     def _head(self, breakdown: Breakdown, content_type: str) -> dict[str, str]:
         return {
@@ -139,32 +124,34 @@ class HttpClient:
             **self._headers,
         }
 
-    async def _stream(self, response: web.StreamResponse, started: Started, passing: "_Passing") -> None:
+    async def _stream(self, started: Started, passing: "_Passing") -> None:
+        http, tail, idle_s = self._http, self._tail, self._stream_idle_s
+
+        def push(chunk: bytes, is_last: bool) -> bool:
+            out = passing.push(chunk)
+            tail.push(out)
+            if is_last:
+                # The last bytes and the end of the body leave in one piece.
+                http.end(out + passing.end())
+            else:
+                http.write(out)
+            limit.renew(idle_s)
+            return not http.is_paused
+
         try:
-            with self._limits.limit(self._stream_idle_s) as limit:
-                await self._pump(response, started, passing, limit)
+            with self._limits.limit(idle_s) as limit:
+                push(started.first, started.answer.is_at_end)
+                while not http.is_ended:
+                    if http.is_paused:
+                        await http.drain()
+                    await started.answer.pump(push)
         except TimeoutError as error:
             raise UpstreamTimeout("the decode engine fell silent") from error
         except UpstreamError:
             # Everything the client waits for is through; that the connection then broke is no business of its.
             if not self._tail.is_done:
                 raise
-            await response.write_eof()
-
-    async def _pump(self, response: web.StreamResponse, started: Started, passing: "_Passing", limit: Limit) -> None:
-        chunk = started.first
-        while chunk:
-            out = passing.push(chunk)
-            self._tail.push(out)
-            if started.answer.is_at_end:
-                # The last bytes and the end of the body leave in one piece.
-                await response.write_eof(out + passing.end())
-                return
-            if out:
-                await response.write(out)
-            limit.renew(self._stream_idle_s)
-            chunk = await started.answer.read_some()
-        await response.write_eof(passing.end())
+            http.end()
 
 
 def _openai_error_event(error: Exception) -> bytes:
@@ -249,7 +236,7 @@ def with_timeline(body: bytes, timeline: bytes) -> bytes:
     return stripped[:-1] + separator + msgspec.json.encode(TIMELINE) + b":" + timeline + b"}"
 
 
-def passed_through(answer: Answer) -> web.Response:
+def passed_through(answer: Answer) -> Reply:
     """An engine's complete answer as it came, with the headers that mean something to a client."""
     kept = {name: value for name in _KEPT_HEADERS if (value := answer.headers.get(name.lower())) is not None}
-    return web.Response(status=answer.status, body=answer.body, headers=kept)
+    return Reply(answer.body, answer.status, kept)

@@ -4,36 +4,30 @@ Owns: the order of start and stop, and what a reload can change. Does not know: 
 """
 
 import asyncio
-import logging
 import resource
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import structlog
-from aiohttp import web
 
 from common.clock import Clock
 from common.errors import StartupError
 from common.tasks import Supervisor
 from proxy.admission import Admission
-from proxy.app import ProxyApp
 from proxy.assembly import Assembled, assemble
 from proxy.config import ProxyConfig
 from proxy.fleet.health import Monitor
 from proxy.fleet.membership import Source
 from proxy.fleet.worker import Role
+from proxy.http1.server import HttpServer
 from proxy.services import Services
 from proxy.tls import server_context
 from proxy.upstream import Upstream
 
 _log = structlog.get_logger(__name__)
-_CLOSE_S = 2.0
-_BACKLOG = 4096
 _LAG_PROBE_S = 0.25
-_MAX_HEADER_BYTES = 64 << 10
 _RELOADABLE = ("fleet", "keys")
 
 
@@ -83,7 +77,7 @@ class RunningProxy:
 
 @asynccontextmanager
 async def running(
-    config: ProxyConfig, clock: Clock, *, reuse_port: bool = False, metrics_file: Path | None = None
+    config: ProxyConfig, clock: Clock, *, reuse_port: bool = False, shared_file: Path | None = None
 ) -> AsyncIterator[RunningProxy]:
     """A proxy that serves while the block runs and drains when it is left.
 
@@ -91,7 +85,7 @@ async def running(
         config: the settings.
         clock: its clock.
         reuse_port: share the port with sibling processes.
-        metrics_file: where to keep counts for them.
+        shared_file: what this process is known by among them.
 
     Raises:
         StartupError: the port cannot be had.
@@ -103,15 +97,17 @@ async def running(
             Upstream(connect_s=config.timeouts.connect_s, keepalive_s=config.keepalive_s)
         )
         background = await stack.enter_async_context(Supervisor())
-        assembled = assemble(config, clock, upstream, background, metrics_file)
-        runner = web.ServerRunner(_server(config, assembled.app), shutdown_timeout=_CLOSE_S)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        port = await _listen(runner, config, tls, reuse_port=reuse_port)
+        assembled = assemble(config, clock, upstream, background, shared_file)
+        if assembled.siblings is not None:
+            await stack.enter_async_context(assembled.siblings.listening())
+        server = await stack.enter_async_context(
+            HttpServer(assembled.app.handle, clock, max_body_bytes=config.max_body_bytes, head_s=config.timeouts.body_s)
+        )
+        port = await _listen(server, config, tls, reuse_port=reuse_port)
         _watch(assembled)
         _log.info("proxy.listening", host=config.host, port=port, tls=tls is not None)
         yield RunningProxy(assembled, port)
-        await _drain(runner, assembled.services.admission, config.drain_s)
+        await _drain(server, assembled.services.admission, config.drain_s)
         if assembled.services.traces is not None:
             await assembled.services.traces.flush()
 
@@ -140,43 +136,17 @@ async def _watch_lag(services: Services) -> None:
         services.metrics.loop_lag.observe(max(0.0, services.clock.now_s() - due_s))
 
 
-def _server(config: ProxyConfig, app: ProxyApp) -> web.Server:
-    def make_request(*parts: Any) -> web.BaseRequest:
-        message, payload, protocol, writer, task = parts
-        return web.BaseRequest(
-            message, payload, protocol, writer, task, asyncio.get_running_loop(), client_max_size=config.max_body_bytes
-        )
-
-    # The low-level server: its router and middlewares cost more than all the proxy does before the first leg.
-    return web.Server(
-        app.handle,
-        request_factory=make_request,
-        handler_cancellation=True,
-        access_log=None,
-        logger=logging.getLogger("proxy.http"),
-        max_field_size=_MAX_HEADER_BYTES,
-    )
-
-
-async def _listen(
-    runner: web.ServerRunner, config: ProxyConfig, tls: ssl.SSLContext | None, *, reuse_port: bool
-) -> int:
-    site = web.TCPSite(
-        runner, config.host, config.port, backlog=_BACKLOG, ssl_context=tls, reuse_port=reuse_port or None
-    )
+async def _listen(server: HttpServer, config: ProxyConfig, tls: ssl.SSLContext | None, *, reuse_port: bool) -> int:
     try:
-        await site.start()
+        return await server.listen(config.host, config.port, tls=tls, reuse_port=reuse_port)
     except OSError as error:
         raise StartupError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
-    port: int = runner.addresses[0][1]
-    return port
 
 
-async def _drain(runner: web.ServerRunner, admission: Admission, drain_s: float) -> None:
+async def _drain(server: HttpServer, admission: Admission, drain_s: float) -> None:
     """Take no more connections and let the requests that are under way finish, for `drain_s` at most."""
     admission.close()
-    for site in list(runner.sites):
-        await site.stop()
+    server.stop_listening()
     if admission.num_running:
         _log.info("proxy.draining", num_requests=admission.num_running)
     try:

@@ -10,7 +10,7 @@ import msgspec
 
 from common.errors import UpstreamBroken, UpstreamError, UpstreamUnreachable
 from proxy.fleet.worker import Worker
-from proxy.http1.connection import Broken, Connection
+from proxy.http1.connection import Broken, Connection, Push
 from proxy.http1.pool import Pool, Unreachable
 
 
@@ -63,6 +63,20 @@ class OpenAnswer:
             return b""
         try:
             return await self._connection.read_some()
+        except Broken as error:
+            raise _broken(self._worker) from error
+
+    async def pump(self, push: Push) -> None:
+        """Give what arrives to `push` at once, until the end or until it takes no more; what it raises comes through.
+
+        Raises:
+            UpstreamBroken: the engine went away in the middle.
+        """
+        if self._connection is None:
+            push(b"", True)
+            return
+        try:
+            await self._connection.pump(push)
         except Broken as error:
             raise _broken(self._worker) from error
 

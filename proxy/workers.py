@@ -53,7 +53,7 @@ async def _run_in(
 
 async def _keep(number: int, config_path: str, folder: Path, children: dict[int, asyncio.subprocess.Process]) -> None:
     command = [sys.executable, "-m", "proxy", "--config", config_path]
-    command += ["--metrics-file", str(file_of(folder, number))]
+    command += ["--shared-file", str(file_of(folder, number))]
     while True:
         # Children live in sessions of their own: Ctrl-C reaches the parent alone, which passes it on.
         child = await asyncio.create_subprocess_exec(*command, start_new_session=True)

@@ -3,6 +3,9 @@
 Owns: when a leg may try an engine after legs failed on it. 4xx answers are not failures and are never recorded.
 Does not know: probes, HTTP.
 
+One failure already makes the engine suspect, until a leg succeeds or a probe that was sent later does: suspects are
+routed to only where there is nobody else, so that not every request pays for finding out anew.
+
     CLOSED ──failures in a row──► OPEN ──cooldown──► HALF_OPEN (one leg may try) ──success──► CLOSED
                                     ▲──────────────── failure ─────┘
 """
@@ -27,6 +30,9 @@ class Breaker:
         clock: source of time.
         max_failures: failures in a row that open the circuit.
         cooldown_s: how long it stays open before one trial.
+
+    Attributes:
+        is_suspect: whether the last that was heard of the engine is a failed leg.
     """
 
     def __init__(self, clock: Clock, max_failures: int, cooldown_s: float) -> None:
@@ -36,6 +42,7 @@ class Breaker:
         self._num_failures = 0
         self._opened_s: float | None = None
         self._trial_s: float | None = None
+        self.is_suspect = False
 
     @property
     def status(self) -> BreakerState:
@@ -64,10 +71,16 @@ class Breaker:
         """An answer came, of whatever status below 500."""
         self._num_failures = 0
         self._opened_s = self._trial_s = None
+        self.is_suspect = False
+
+    def on_probed(self) -> None:
+        """A probe that was sent while it was suspect was answered well; failures in a row stay counted."""
+        self.is_suspect = False
 
     def on_failure(self) -> None:
         """No answer, a broken one, or a 5xx."""
         self._num_failures += 1
+        self.is_suspect = True
         if self._num_failures >= self._max_failures or self._opened_s is not None:
             self._opened_s = self._clock.now_s()
             self._trial_s = None

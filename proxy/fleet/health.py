@@ -60,10 +60,12 @@ class Monitor:
     def _is_calm(self, worker: Worker) -> bool:
         """Whether it is well and idle: nobody is hurt if it is found dead a moment later."""
         settled = worker.state in (WorkerState.READY, WorkerState.DRAINING)
-        return settled and worker.num_legs == 0 and not self._failures.get(worker) and worker.breaker.allows()
+        is_trusted = not self._failures.get(worker) and worker.breaker.allows() and not worker.breaker.is_suspect
+        return settled and worker.num_legs == 0 and is_trusted
 
     async def probe(self, worker: Worker) -> None:
         """Ask once and judge."""
+        was_suspect = worker.breaker.is_suspect
         try:
             async with asyncio.timeout(self._config.probe_timeout_s):
                 is_ready = await self._ask_ready(worker)
@@ -73,6 +75,8 @@ class Monitor:
             self._on_bad(worker, at_once=False)
         else:
             if is_ready:
+                if was_suspect:
+                    worker.breaker.on_probed()
                 await self._on_good(worker)
             else:
                 self._on_bad(worker, at_once=True)

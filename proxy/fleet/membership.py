@@ -95,8 +95,9 @@ class Fleet:
         return [worker for role in Role for worker in self._workers[role].values()]
 
     def routable(self, role: Role, excluded: Collection[Worker] = ()) -> list[Worker]:
-        """Workers that a leg may go to now."""
-        return [worker for worker in self._workers[role].values() if worker.is_routable and worker not in excluded]
+        """Workers that a leg may go to now; suspects only where there are no others."""
+        able = [worker for worker in self._workers[role].values() if worker.is_routable and worker not in excluded]
+        return able if len(able) < 2 else [worker for worker in able if not worker.breaker.is_suspect] or able
 
     def is_starting(self, role: Role) -> bool:
         """Whether no worker of `role` has ever been ready."""

@@ -1,5 +1,5 @@
-"""HTTP/1.1 towards the engines, as little of it as a proxy needs.
+"""HTTP/1.1 on both sides of the proxy, as little of it as a proxy needs.
 
-Owns: answers off the wire, connections and their reuse. Used by `proxy.upstream` alone. Must never know legs or fleets.
-Why not a general client: docs/decisions/0020-http-client-of-the-proxy.md.
+Owns: requests and answers on the wire, connections and their reuse. Must never know legs, fleets or routes.
+Why not a general client and server: docs/decisions/0020-http-of-the-proxy.md.
 """

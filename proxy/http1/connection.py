@@ -5,11 +5,16 @@ Does not know: pools, engines, what is in a body.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
-from proxy.http1.answer_parser import AnswerParser, Malformed
+from proxy.http1.answer_parser import AnswerParser, LastHead
+from proxy.http1.body_parser import Malformed
 
 _HIGH_WATER_BYTES = 256 << 10
+
+Push = Callable[[bytes, bool], bool]
+"""Takes body bytes and whether they are the last (then they may be none); says whether it takes more at once."""
 
 
 class Broken(Exception):
@@ -26,13 +31,16 @@ class Connection(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._parser = AnswerParser()
+        self._last_head = LastHead()
+        self._parser = AnswerParser(self._last_head)
         self._pieces: list[bytes] = []
         self._num_buffered = 0
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._is_paused = False
         self._is_idle = True
+        self._push: Push | None = None
+        self._push_error: Exception | None = None
         self.idle_since_s = 0.0
 
     @property
@@ -63,7 +71,7 @@ class Connection(asyncio.Protocol):
         """
         if self._transport is None or self._error is not None:
             raise Broken("the connection is closed")
-        self._parser = AnswerParser()
+        self._parser = AnswerParser(self._last_head)
         self._is_idle = False
         self._transport.write(request)
         while not self._parser.has_head:
@@ -79,12 +87,25 @@ class Connection(asyncio.Protocol):
             if self._parser.is_done:
                 return b""
             await self._wait()
-        pieces, self._pieces = self._pieces, []
-        self._num_buffered = 0
-        if self._is_paused and self._transport is not None:
-            self._is_paused = False
-            self._transport.resume_reading()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return _joined(self._take())
+
+    async def pump(self, push: Push) -> None:
+        """Give body bytes to `push` in the moment they arrive, until their end or until it takes no more.
+
+        Raises:
+            Broken: the connection ended before the answer did.
+            Exception: whatever `push` raised.
+        """
+        self._push = push
+        try:
+            if self._pieces or self._parser.is_done:
+                self._deliver(self._take())
+            while self._push is not None:
+                await self._wait()
+        finally:
+            self._push = None
+        if self._push_error is not None:
+            raise self._push_error
 
     @property
     def is_at_end(self) -> bool:
@@ -99,6 +120,27 @@ class Connection(asyncio.Protocol):
     def rest(self) -> None:
         """The exchange is over; until the next one anything that arrives ends the connection."""
         self._is_idle = True
+
+    def _take(self) -> list[bytes]:
+        """What has been kept for the reader, who is no longer behind."""
+        pieces, self._pieces = self._pieces, []
+        self._num_buffered = 0
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return pieces
+
+    def _deliver(self, pieces: list[bytes]) -> None:
+        is_last = self._parser.is_done
+        if self._push is None or not (pieces or is_last):
+            return
+        try:
+            takes_more = self._push(_joined(pieces), is_last)
+        except Exception as error:  # noqa: BLE001 - belongs to whoever pumps, not to the event loop
+            self._push_error, takes_more = error, False
+        if is_last or not takes_more:
+            self._push = None
+            self._wake()
 
     async def _wait(self) -> None:
         if self._error is not None:
@@ -128,6 +170,9 @@ class Connection(asyncio.Protocol):
             self._error = error
             self.drop()
         else:
+            if self._push is not None:
+                self._deliver(pieces)
+                return
             if pieces:
                 self._pieces += pieces
                 self._num_buffered += len(data)
@@ -143,4 +188,10 @@ class Connection(asyncio.Protocol):
             self._parser.finish()
         except Malformed as error:
             self._error = self._error or exc or error
+        else:
+            self._deliver([])
         self._wake()
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -36,12 +36,12 @@ class ResponsesClient:
             UpstreamError: D broke off.
         """
         if not started.is_stream:
-            await self._http.send_whole(whole_answer(started.first, self._echoed), breakdown)
+            self._http.send_whole(whole_answer(started.first, self._echoed), breakdown)
             return
         self._http.write_error_as(self._events.error)
-        await self._http.begin_stream(breakdown)
+        self._http.begin_stream(breakdown)
         async for payload in payloads_of(started, self._idle_s):
             events = self._events.chunk(payload)
             if events:
                 await self._http.write(events)
-        await self._http.end(self._events.end())
+        self._http.end(self._events.end())

@@ -297,9 +297,21 @@ async def test_a_p_found_dead_fails_the_prefill_it_still_holds_and_another_takes
 async def test_failing_legs_open_the_circuit_though_probes_are_fine() -> None:
     async with rig(num_prefill=2, fleet={"breaker_failures": 2}, routing={"prefill": "round_robin"}) as r:
         r.p.always[COMPLETIONS] = mock.answers(500)
+        (worker,) = [w for w in r.services.fleet.all() if w.url == r.p.url]
         for _ in range(8):
             assert (await r.post(STREAM))[0] == 200
+            await until(lambda: not worker.breaker.is_suspect)
         assert len(r.p.calls()) == 2
+
+
+async def test_after_one_failure_others_are_preferred_until_a_probe_is_answered() -> None:
+    rarely = {"probe_interval_s": 60, "calm_probe_interval_s": 60}
+    async with rig(num_prefill=2, fleet=rarely, routing={"prefill": "round_robin"}) as r:
+        r.p.always[COMPLETIONS] = mock.answers(500)
+        for _ in range(8):
+            assert (await r.post(STREAM))[0] == 200
+        assert len(r.p.calls()) == 1
+        assert b'pd_proxy_retries_total{cause="server_error",leg="prefill"} 1.0' in (await r.get("/metrics"))[2]
 
 
 async def test_when_all_p_are_gone_the_policy_lets_d_serve() -> None:

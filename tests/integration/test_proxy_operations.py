@@ -19,7 +19,7 @@ from aiohttp import web
 
 from common.clock import SystemClock
 from proxy.config import FleetConfig, ProxyConfig
-from proxy.fleet.worker import Role, WorkerState
+from proxy.fleet.worker import WorkerState
 from proxy.server import running
 from tests.support import mock_engine as mock
 from tests.support.proxy_rig import FAST_PROBES, Rig, rig, until
@@ -234,37 +234,6 @@ async def test_reload_takes_over_engines_and_keys(tmp_path: Path) -> None:
         assert (len(r.decode[0].calls()), len(r.decode[1].calls())) == (0, 3)
 
 
-async def test_a_vllm_pair_is_prepared_by_a_warm_up_and_asked_without_stops() -> None:
-    async with rig(dialect="vllm") as r:
-        asked = {**STREAM, "stop": ["."], "structured_outputs": {"regex": "a+"}}
-        assert (await r.post(asked, headers={"X-Request-Id": "same"}))[0] == 200
-        warm_up, decode = sorted(r.d.calls(), key=lambda call: "kv_transfer_params" in call.json)
-        assert warm_up.path == "/v1/completions"
-        assert (warm_up.json["max_tokens"], warm_up.json["structured_outputs"]) == (1, {"regex": "a+"})
-        assert "X-Request-Id" not in warm_up.headers
-        assert decode.json["stop"] == ["."]
-        assert "stop" not in r.p.calls()[0].json
-        assert r.p.calls()[0].json["ignore_eos"] is True
-        ids = {call.headers["X-Request-Id"] for call in (r.p.calls()[0], decode)}
-        assert len(ids) == 1
-        assert ids != {"same"}  # vLLM takes the header for its own request id, which must not repeat
-
-
-async def test_a_vllm_engine_is_warmed_up_once_per_constraint_until_it_was_found_dead() -> None:
-    async with rig(dialect="vllm") as r:
-        asked = {**STREAM, "structured_outputs": {"regex": "a+"}}
-
-        async def num_warm_ups() -> int:
-            assert (await r.post(asked))[0] == 200
-            return sum("kv_transfer_params" not in call.json for call in r.d.calls())
-
-        assert [await num_warm_ups() for _ in range(2)] == [1, 1]
-        worker = r.services.fleet.routable(Role.DECODE)[0]
-        worker.move_to(WorkerState.DEAD)
-        await until(lambda: worker.is_routable)
-        assert await num_warm_ups() == 2
-
-
 @pytest.mark.slow
 async def test_several_workers_share_the_port_and_a_lost_one_comes_back(tmp_path: Path) -> None:
     with socket.socket() as probe:
@@ -290,6 +259,58 @@ async def test_several_workers_share_the_port_and_a_lost_one_comes_back(tmp_path
         finally:
             proxy.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(proxy.wait(), 10) == 0
+
+
+@pytest.mark.slow
+async def test_orders_reach_all_workers_and_those_that_start_later(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url, fresh = f"http://127.0.0.1:{port}", {"Connection": "close"}
+    async with mock.serving(mock.MockEngine("P")) as p, mock.serving(mock.MockEngine("D")) as d:
+        path = tmp_path / "pd.yaml"
+        keys = f"keys: {{admin_file: {key_file(tmp_path / 'a', 'root')}}}"
+        path.write_text(f"proxy: {{port: {port}, {keys}, fleet: {{prefill: ['{p.url}'], decode: ['{d.url}']}}}}\n")
+        command = [sys.executable, "-m", "proxy", "--config", str(path), "--workers", "2"]
+        proxy = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+        try:
+            async with asyncio.timeout(60), aiohttp.ClientSession() as session:
+                for _ in range(4):  # until both are there
+                    await serves(session, url + COMPLETIONS)
+                for number in range(4):
+                    d.arrived.clear()
+                    d.script(COMPLETIONS, mock.hangs)
+                    named = {"X-Request-Id": f"id-{number}", **fresh}
+                    asking = asyncio.ensure_future(session.post(url + COMPLETIONS, json=STREAM, headers=named))
+                    await d.arrived.wait()
+                    order = {"request_id": f"id-{number}"}
+                    async with session.post(url + "/abort", json=order, headers=fresh) as answer:
+                        assert await answer.json() == {"aborted": 1}
+                    assert (await asking).status == 499
+                order = {"action": "add", "role": "decode", "url": "http://127.0.0.1:9"}
+                async with session.post(url + "/admin/fleet", json=order, headers=bearer("root")) as answer:
+                    assert answer.status == 200
+                for _ in range(4):
+                    assert order["url"] in await told_engines(session, url)
+                lost = psutil.Process(proxy.pid).children()[0]
+                lost.kill()
+                while len({child.pid for child in psutil.Process(proxy.pid).children()} - {lost.pid}) < 2:  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.05)
+                for _ in range(8):
+                    assert order["url"] in await told_engines(session, url)
+        finally:
+            proxy.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(proxy.wait(), 10) == 0
+
+
+async def told_engines(session: aiohttp.ClientSession, url: str) -> set[str]:
+    """The engines that whichever process answers tells of."""
+    while True:
+        with contextlib.suppress(aiohttp.ClientError):
+            headers = {"Connection": "close", **bearer("root")}
+            async with session.get(url + "/admin/fleet", headers=headers) as answer:
+                return {worker["url"] for worker in (await answer.json())["workers"]}
+        await asyncio.sleep(0.05)  # other processes
 
 
 async def counts(session: aiohttp.ClientSession, url: str, number: int) -> None:

@@ -20,7 +20,7 @@ def ring(folder: Path, *lines: str, clock: ManualClock | None = None) -> KeyRing
 
 
 def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
+    return {"authorization": f"Bearer {key}"}
 
 
 def test_without_a_file_everyone_may_come_in() -> None:
@@ -32,8 +32,8 @@ def test_without_a_file_everyone_may_come_in() -> None:
 def test_a_known_key_is_named_and_any_other_is_refused(tmp_path: Path) -> None:
     keys = ring(tmp_path, "# people", "", line("alice", "k1"), line("bob", "k2") + " # temporary")
     assert keys.admit(bearer("k1")) == "alice"
-    assert keys.admit({"Authorization": "bearer k2"}) == "bob"
-    for headers in ({}, bearer(""), bearer("k3"), {"Authorization": "Basic k1"}, bearer("ä")):
+    assert keys.admit({"authorization": "bearer k2"}) == "bob"
+    for headers in ({}, bearer(""), bearer("k3"), {"authorization": "Basic k1"}, bearer("ä")):
         with pytest.raises(AuthenticationFailed):
             keys.admit(headers)
 
@@ -78,12 +78,12 @@ def test_a_broken_file_on_reload_leaves_the_old_keys(tmp_path: Path) -> None:
 
 def test_only_listed_origins_get_cors_headers() -> None:
     cors = Cors(("https://a",))
-    assert cors.headers({"Origin": "https://a"})["Access-Control-Allow-Origin"] == "https://a"
-    assert cors.headers({"Origin": "https://b"}) == {}
+    assert cors.headers({"origin": "https://a"})["Access-Control-Allow-Origin"] == "https://a"
+    assert cors.headers({"origin": "https://b"}) == {}
     assert cors.headers({}) == {}
-    assert Cors(("*",)).headers({"Origin": "https://b"})["Access-Control-Allow-Origin"] == "https://b"
-    assert Cors(()).preflight({"Origin": "https://a"}, "POST") == {}
-    asked = {"Origin": "https://a", "Access-Control-Request-Headers": "authorization"}
+    assert Cors(("*",)).headers({"origin": "https://b"})["Access-Control-Allow-Origin"] == "https://b"
+    assert Cors(()).preflight({"origin": "https://a"}, "POST") == {}
+    asked = {"origin": "https://a", "access-control-request-headers": "authorization"}
     allowed = cors.preflight(asked, "POST")
     assert (allowed["Access-Control-Allow-Headers"], allowed["Access-Control-Allow-Methods"]) == (
         "authorization",

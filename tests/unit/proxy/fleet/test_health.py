@@ -148,3 +148,22 @@ async def test_an_engine_in_trouble_is_probed_often_until_it_is_out_and_after() 
         await until(lambda: all(w.state is not WorkerState.READY for w in fleet.all()))
         upstream.script("/ready", 200)
         await until(lambda: newcomer.is_routable and all(w.is_routable for w in fleet.all()))
+
+
+async def test_a_good_probe_clears_a_suspicion_that_was_there_when_it_was_sent_and_no_later_one() -> None:
+    monitor, worker, _ = monitored()
+    await monitor.probe(worker)
+    worker.breaker.on_failure()
+    await monitor.probe(worker)
+    assert not worker.breaker.is_suspect
+
+    class FailsMeanwhile(ScriptedUpstream):
+        async def get(self, worker: Worker, path: str, headers: object) -> Answer:
+            worker.breaker.on_failure()
+            return await super().get(worker, path, headers)
+
+    fleet = Fleet(FleetConfig(prefill=("http://p:1",)), ManualClock())
+    (worker,) = fleet.all()
+    worker.move_to(WorkerState.READY)
+    await Monitor(fleet, FailsMeanwhile(), FleetConfig(), {}).probe(worker)
+    assert worker.breaker.is_suspect

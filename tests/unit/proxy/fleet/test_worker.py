@@ -55,6 +55,31 @@ def test_a_trial_that_never_reports_does_not_lock_the_engine_out() -> None:
     assert circuit.allows()
 
 
+def test_one_failure_makes_suspect_until_a_success_or_a_good_probe_and_stays_counted() -> None:
+    circuit = breaker(ManualClock())
+    for clear in (circuit.on_success, circuit.on_probed):
+        circuit.on_failure()
+        assert (circuit.is_suspect, circuit.allows()) == (True, True)
+        clear()
+        assert not circuit.is_suspect
+    circuit.on_failure()
+    assert not circuit.allows()
+
+
+def test_a_suspect_gets_legs_only_where_there_is_nobody_else() -> None:
+    fleet = Fleet(FleetConfig(prefill=("http://p:1", "http://p:2")), ManualClock())
+    first, second = fleet.all()
+    for each in (first, second):
+        each.move_to(WorkerState.READY)
+    first.breaker.on_failure()
+    assert fleet.routable(Role.PREFILL) == [second]
+    assert fleet.routable(Role.PREFILL, [second]) == [first]
+    second.breaker.on_failure()
+    assert fleet.routable(Role.PREFILL) == [first, second]
+    first.breaker.on_probed()
+    assert fleet.routable(Role.PREFILL) == [first]
+
+
 def test_a_worker_must_be_ready_before_it_can_die() -> None:
     subject = worker()
     with pytest.raises(IllegalTransition):

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.http1.answer_parser import AnswerParser, Malformed
+from proxy.http1.answer_parser import AnswerParser, LastHead
+from proxy.http1.body_parser import Malformed
 
 CUTS = st.lists(st.integers(0, 10_000), max_size=8)
 PIECES = st.lists(st.binary(min_size=1, max_size=40), max_size=5)
@@ -96,3 +97,21 @@ def test_a_connection_that_ends_early_is_noticed(cuts: list[int]) -> None:
         parser, _ = read(cut(wire[:end], cuts))
         with pytest.raises(Malformed):
             parser.finish()
+
+
+HEADS = st.lists(
+    st.sampled_from([b"X-A: 1", b"Connection: close", b"Content-Length: 1", b"Content-Length: 2"]), max_size=2
+)
+
+
+@given(HEADS, HEADS)
+def test_what_a_connection_remembers_of_its_last_answer_changes_nothing(
+    first: list[bytes], second: list[bytes]
+) -> None:
+    heads = LastHead()
+    for lines in (first, second):
+        wire = b"HTTP/1.1 200 OK\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\nab"
+        fresh, remembering = AnswerParser(), AnswerParser(heads)
+        assert fresh.feed(wire) == remembering.feed(wire)
+        for name in ("status", "headers", "keeps_alive", "is_done"):
+            assert getattr(fresh, name) == getattr(remembering, name)
