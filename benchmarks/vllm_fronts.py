@@ -1,7 +1,6 @@
 """A stock vLLM pair and what may stand in front of it: pd-proxy, and a plain relay that shows P the constraint or not.
 
-Owns: starting and stopping them. The pair: NixlConnector on the CPU, one core each, asleep when idle; its environment
-is `$PD_PEERS/vllm`, its model the Hugging Face folder `$PD_PEERS/model`.
+Owns: starting and stopping them.
 """
 
 import os
@@ -18,11 +17,10 @@ import yaml
 
 from benchmarks.deployment import stopped_at_the_end, with_keys
 from benchmarks.ports import free_port
+from benchmarks.vllm_process import ROLES, vllm_start
 
-MODEL_NAME = "smollm2"
 _READY_WITHIN_S = 900.0
 _END_WITHIN_S = 30.0
-_ROLES = (("kv_producer", 0), ("kv_consumer", 1))
 
 
 @contextmanager
@@ -39,10 +37,10 @@ def running_fronts(config: Path, peers: Path, relay: Path | None) -> Iterator[di
         stopped_at_the_end(_END_WITHIN_S, in_own_groups=True) as children,
     ):
         logs = Path(folder)
-        engines = [free_port(), free_port()]
-        for port, (role, core) in zip(engines, _ROLES, strict=True):
-            children.append(_vllm(peers, port, role, core, logs))
-        p, d = (f"http://127.0.0.1:{port}" for port in engines)
+        engines = [vllm_start(peers, role) for role in ROLES]
+        for engine, role in zip(engines, ROLES, strict=True):
+            children.append(_start(engine.command, logs / role, engine.environment))
+        p, d = (engine.url for engine in engines)
         _wait([f"{p}/health", f"{d}/health"], children, logs)
         ports = {"pd-proxy": free_port()}
         children.append(_proxy(config, ports["pd-proxy"], (p, d), logs))
@@ -54,24 +52,6 @@ def running_fronts(config: Path, peers: Path, relay: Path | None) -> Iterator[di
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         _wait([f"{url}/{'ready' if name == 'pd-proxy' else 'docs'}" for name, url in urls.items()], children, logs)
         yield urls
-
-
-def _vllm(peers: Path, port: int, role: str, core: int, logs: Path) -> subprocess.Popen[bytes]:
-    transfer = f'{{"kv_connector":"NixlConnector","kv_role":"{role}","kv_buffer_device":"cpu"}}'
-    command = [str(peers / "vllm/bin/vllm"), "serve", str(peers / "model"), "--served-model-name", MODEL_NAME]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"]
-    command += ["--max-num-seqs", "32", "--kv-transfer-config", transfer]
-    environment = {
-        "PATH": f"{peers / 'vllm/bin'}:{os.environ['PATH']}",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": str(core),
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-        "VLLM_SLEEP_WHEN_IDLE": "1",
-    }
-    return _start(command, logs / role, environment)
 
 
 def _proxy(config: Path, port: int, engines: tuple[str, str], logs: Path) -> subprocess.Popen[bytes]:

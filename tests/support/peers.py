@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from benchmarks.vllm_process import ROLES, vllm_start
 from tests.support.trio import MODEL, ROOT, free_port
 
 VLLM_READY_WITHIN_S = 1200.0
@@ -30,17 +31,16 @@ def peers() -> Path:
     return Path(folder)
 
 
-def vllm_model(folder: Path) -> Path:
-    """The default model as a Hugging Face folder, made once beside the environments."""
+def has_model(folder: Path) -> None:
+    """Make the default model a Hugging Face folder beside the environments, once."""
     model = folder / "model"
     if not (model / "model.safetensors").exists():
         command = [sys.executable, "-m", "common.engine.model.export", str(MODEL), str(model)]
         subprocess.run(command, cwd=ROOT, check=True)
-    return model
 
 
 @contextmanager
-def process(command: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> Iterator[None]:
+def process(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[None]:
     """Run a command in a process group of its own, which is ended as a whole."""
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -72,35 +72,15 @@ def wait_ok(url: str, within_s: float, log: Path) -> None:
 
 @contextmanager
 def vllm_pair(folder: Path, logs: Path) -> Iterator[tuple[str, str]]:
-    """A stock vLLM P and D over NIXL, one core each, sleeping when idle; yields their URLs."""
-    model, urls = vllm_model(folder), []
-    with _vllm(folder, model, 0, "kv_producer", logs) as p, _vllm(folder, model, 1, "kv_consumer", logs) as d:
-        urls = [p, d]
-        for url, name in zip(urls, ("kv_producer", "kv_consumer"), strict=True):
-            wait_ok(url + "/health", VLLM_READY_WITHIN_S, logs / f"{name}.log")
-        yield p, d
-
-
-@contextmanager
-def _vllm(folder: Path, model: Path, core: int, role: str, logs: Path) -> Iterator[str]:
-    port = free_port()
-    transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
-    command = [str(folder / "vllm/bin/vllm"), "serve", str(model), "--served-model-name", "smollm2"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"]
-    command += ["--max-num-seqs", "32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    command += ["--kv-transfer-config", msgspec.json.encode(transfer).decode()]
-    environment = {
-        "PATH": f"{folder / 'vllm/bin'}:{os.environ['PATH']}",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": str(core),
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-        "VLLM_SLEEP_WHEN_IDLE": "1",
-    }
-    with process(command, logs / f"{role}.log", environment):
-        yield f"http://127.0.0.1:{port}"
+    """A stock vLLM P and D over NIXL; yields their URLs."""
+    has_model(folder)
+    with ExitStack() as stack:
+        starts = [vllm_start(folder, role) for role in ROLES]
+        for role, start in zip(ROLES, starts, strict=True):
+            stack.enter_context(process(start.command, logs / f"{role}.log", start.environment))
+        for role, start in zip(ROLES, starts, strict=True):
+            wait_ok(start.url + "/health", VLLM_READY_WITHIN_S, logs / f"{role}.log")
+        yield starts[0].url, starts[1].url
 
 
 @contextmanager

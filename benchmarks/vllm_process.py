@@ -1,0 +1,58 @@
+"""How a stock vLLM is started as one half of a pair: NixlConnector on the CPU, one core, asleep when idle.
+
+Owns: its command and its environment; benchmarks and interoperability tests start the same thing.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.ports import free_port
+
+MODEL_NAME = "smollm2"
+ROLES = ("kv_producer", "kv_consumer")
+"""P and D, as vLLM names them; each is bound to the core of its place here."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmStart:
+    """What to run.
+
+    Attributes:
+        command: program and arguments.
+        environment: beside what is set already.
+        url: where it will listen.
+    """
+
+    command: list[str]
+    environment: Mapping[str, str]
+    url: str
+
+
+def vllm_start(peers: Path, role: str) -> VllmStart:
+    """One half.
+
+    Args:
+        peers: folder with the environment `vllm` and the Hugging Face folder `model`.
+        role: one of `ROLES`.
+    """
+    port = free_port()
+    transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+    command = [str(peers / "vllm/bin/vllm"), "serve", str(peers / "model"), "--served-model-name", MODEL_NAME]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "4096"]
+    command += ["--max-num-seqs", "32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    command += ["--kv-transfer-config", msgspec.json.encode(transfer).decode()]
+    environment = {
+        "PATH": f"{peers / 'vllm/bin'}:{os.environ['PATH']}",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": str(ROLES.index(role)),
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        "VLLM_SLEEP_WHEN_IDLE": "1",
+    }
+    return VllmStart(command, environment, f"http://127.0.0.1:{port}")
