@@ -23,6 +23,26 @@ class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     enable_in_reasoning: bool = False
 
 
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens guessed without a second model and checked in one forward; the output is the same with and without.
+
+    Names and meaning as in vLLM 0.32 `speculative_config`, whose `ngram` this is; `grammar` is ours.
+
+    Attributes:
+        method: who guesses: the grammar where it leaves no choice, what followed the same tokens before, both, nobody.
+        num_speculative_tokens: most guesses per request and step; fewer where they turn out wrong.
+        prompt_lookup_min: how many tokens must have stood before in the same order.
+        prompt_lookup_max: among several places, that with the longest equal past wins, up to this many tokens.
+        disable_by_batch_size: with more requests running than this, nobody guesses.
+    """
+
+    method: Literal["none", "ngram", "grammar", "grammar+ngram"] = "none"
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
+    prompt_lookup_min: Positive = 3
+    prompt_lookup_max: Positive = 6
+    disable_by_batch_size: Positive = 4
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine.
 
@@ -46,6 +66,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         logits_processors: `module:Class` of extra processors, beside the entry points `pd_serve.logits_processors`.
         reasoning_parser: name of the tags that enclose thinking; null when the model does not think.
         tool_parser: how the model writes tool calls; null leaves them as text.
+        speculative_config: tokens guessed for decodes to check; off where nothing is written.
         constraint_in_prompt: whether the chat template renders `response_format`/`tool_choice` into the prompt.
     """
 
@@ -69,4 +90,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reasoning_parser: str | None = None
     tool_parser: str | None = None
     constraint_in_prompt: bool = False
+    speculative_config: SpeculativeConfig = SpeculativeConfig()
     grammar: GrammarConfig = GrammarConfig()

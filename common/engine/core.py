@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import torch
 
 from common.clock import Clock
+from common.engine.acceptance import Kept, as_engine_error, keep_sampled
 from common.engine.admission import check_admissible, make_choices
 from common.engine.kv_cache.block_table import num_blocks_for
 from common.engine.kv_cache.manager import KvCacheManager
 from common.engine.kv_cache.storage import KvCacheStorage
 from common.engine.model.forward import DecoderModel
-from common.engine.outputs import PositionLogprobs, TokenDelta
+from common.engine.outputs import TokenDelta
 from common.engine.ports import KVSink, KVSource, PullOutcome, PullStatus
 from common.engine.request import GenerateRequest
 from common.engine.request_state import FinishReason
@@ -23,12 +24,12 @@ from common.engine.scheduling.scheduler import Scheduler
 from common.engine.scheduling.sequence import Request
 from common.engine.settings import CoreSettings
 from common.engine.snapshot import take_snapshot
+from common.engine.speculation.drafter import Drafter
 from common.engine.status import EngineStatus
 from common.engine.step import SampledTokens, SamplerPort, ScheduledChunk, StepPlan, StepResult
 from common.engine.step_timer import StepPart, StepTimer
-from common.engine.stop import Ending, check_stop
 from common.engine.structured_output.grammar import CompileState, GrammarService, GrammarTicket
-from common.errors import EngineError, GrammarDesynced, NoTokenAllowed, NotSupported, PDError, TransferError
+from common.errors import EngineError, NotSupported, PDError, TransferError
 from common.ids import RequestId
 from common.telemetry.timeline import Event
 from common.wire.kv_params import KvReference
@@ -69,7 +70,13 @@ class EngineCore:
         self.kv = KvCacheManager(
             kv_cache.num_blocks, kv_cache.block_size, enable_prefix_cache=settings.enable_prefix_cache
         )
-        self.scheduler = Scheduler(self.kv, settings.max_num_seqs, settings.max_num_batched_tokens)
+        speculation = settings.speculation
+        self.scheduler = Scheduler(
+            self.kv,
+            settings.max_num_seqs,
+            settings.max_num_batched_tokens,
+            None if speculation is None else Drafter(speculation, settings.max_model_len_tokens),
+        )
         self._timer = StepTimer(clock)
         self._runner = StepRunner(settings, model, kv_cache, sampler, grammars, self._timer)
         self._choices: dict[RequestId, list[Request]] = {}
@@ -114,7 +121,7 @@ class EngineCore:
 
     def refuse(self, request: GenerateRequest, error: Exception) -> None:
         """`add` broke on this request: end it, whether it got in or not."""
-        reason = _as_engine_error(error, "the request could not be admitted")
+        reason = as_engine_error(error, "the request could not be admitted")
         if request.request_id in self._choices:
             for choice in self._choices[request.request_id]:
                 if not choice.is_finished:
@@ -197,7 +204,7 @@ class EngineCore:
             for member in self._choices[request.request_id]:
                 member.matcher = self._grammars.start_matcher(ticket, member.stop_ids, member.thinking)
         except Exception as error:  # noqa: BLE001 - grammar libraries raise anything; it is this request's failure
-            self._end(request, FinishReason.ERROR, _as_engine_error(error, "no matcher for the grammar"))
+            self._end(request, FinishReason.ERROR, as_engine_error(error, "no matcher for the grammar"))
             return
         self.scheduler.grammar_ready(request)
 
@@ -233,7 +240,7 @@ class EngineCore:
             sampled = self._runner.run(plan)
         except Exception as error:  # noqa: BLE001 - whatever broke the forward ends its requests, never the loop
             for chunk in plan.chunks:
-                self._end(chunk.request, FinishReason.ERROR, _as_engine_error(error, "the forward failed"))
+                self._end(chunk.request, FinishReason.ERROR, as_engine_error(error, "the forward failed"))
             return
         self.scheduler.apply(plan)
         if sampled is not None:
@@ -244,25 +251,32 @@ class EngineCore:
 
     def _keep(self, sampling: Sequence[ScheduledChunk], sampled: SampledTokens) -> None:
         """Accept the sampled tokens, one request at a time; an error is that request's alone."""
-        going_on: list[Request] = []
-        for i, chunk in enumerate(sampling):
-            request, token_id = chunk.request, sampled.token_ids[i]
-            error = NoTokenAllowed("no token is allowed") if i in sampled.failed_rows else _accept(request, token_id)
-            if error is not None:
-                self._end(request, FinishReason.ERROR, error)
-                continue
-            request.token_ids.append(token_id)
-            self.scheduler.counters.num_generated_tokens += 1
-            ending = check_stop(request, self.settings.eos_token_ids, self.settings.max_model_len_tokens)
-            if ending is None:
-                going_on.append(request)
-            self._emit_token(request, token_id, sampled.logprobs[i], ending)
+        going_on: list[tuple[Request, Sequence[int]]] = []
+        first_row = 0
+        for chunk in sampling:
+            kept = keep_sampled(chunk, first_row, sampled, self.settings)
+            first_row += chunk.num_samples
+            self._count(chunk, kept)
+            if kept.error is None and kept.ending is None:
+                going_on.append((chunk.request, kept.token_ids))
+            if kept.token_ids:
+                self._emit(chunk.request, kept)
+            if kept.error is not None:
+                self._end(chunk.request, FinishReason.ERROR, kept.error)
         self._runner.record(going_on)
 
-    def _emit_token(
-        self, request: Request, token_id: int, logprobs: PositionLogprobs | None, ending: Ending | None
-    ) -> None:
-        is_first = request.num_output_tokens == 1
+    def _count(self, chunk: ScheduledChunk, kept: Kept) -> None:
+        """Tell whoever drafted, and whoever counts, what came of the chunk."""
+        counters, num_right = self.scheduler.counters, max(len(kept.token_ids) - 1, 0)
+        counters.num_generated_tokens += len(kept.token_ids)
+        if chunk.draft:
+            counters.num_draft_tokens += len(chunk.draft)
+            counters.num_accepted_draft_tokens += num_right
+            self.scheduler.settle_draft(chunk.request, len(chunk.draft), num_right)
+
+    def _emit(self, request: Request, kept: Kept) -> None:
+        ending = kept.ending
+        is_first = request.num_output_tokens == len(kept.token_ids)
         if is_first:
             request.timeline.mark(Event.FIRST_TOKEN)
         handoff = None
@@ -280,8 +294,8 @@ class EngineCore:
             TokenDelta(
                 request_id=request.request_id,
                 index=request.index,
-                token_ids=(token_id,),
-                logprobs=() if logprobs is None else (logprobs,),
+                token_ids=tuple(kept.token_ids),
+                logprobs=tuple(kept.logprobs),
                 finish=None if ending is None else ending.reason,
                 stop_reason=None if ending is None else ending.stop_reason,
                 handoff=handoff,
@@ -315,23 +329,3 @@ class EngineCore:
     def status(self) -> EngineStatus:
         """A picture of the engine between two steps; step-loop thread only."""
         return take_snapshot(self.scheduler, self._timer)
-
-
-def _accept(request: Request, token_id: int) -> PDError | None:
-    """Advance the request's matcher; what went wrong, or None."""
-    if request.matcher is None:
-        return None
-    try:
-        accepted = request.matcher.accept((token_id,))
-    except Exception as error:  # noqa: BLE001 - grammar libraries raise anything; it is this request's failure
-        return _as_engine_error(error, "the grammar broke")
-    return None if accepted else GrammarDesynced(f"token {token_id} was sampled but its grammar refuses it")
-
-
-def _as_engine_error(error: Exception, what: str) -> PDError:
-    """`error` itself when it is one of ours, else an `EngineError` that names it."""
-    if isinstance(error, PDError):
-        return error
-    wrapped = EngineError(f"{what}: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped

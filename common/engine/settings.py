@@ -6,7 +6,7 @@ Owns: the numbers a running core obeys. Made once at the start. Does not know: f
 from dataclasses import dataclass
 from typing import Literal
 
-from common.config.engine import EngineConfig
+from common.config.engine import EngineConfig, SpeculativeConfig
 from common.engine.kv_cache.storage import KvCacheStorage
 
 PullFailurePolicy = Literal["recompute", "fail"]
@@ -25,6 +25,7 @@ class CoreSettings:
         enable_prefix_cache: reuse blocks of equal prefixes.
         prompt_logprobs_as_logits: report prompt logits instead of log probabilities.
         on_pull_failure: compute the prompt here, or end the request with `TransferError`.
+        speculation: who guesses tokens for decodes to check, and how many; None: nobody.
     """
 
     max_num_seqs: int
@@ -34,6 +35,7 @@ class CoreSettings:
     enable_prefix_cache: bool = True
     prompt_logprobs_as_logits: bool = False
     on_pull_failure: PullFailurePolicy = "recompute"
+    speculation: SpeculativeConfig | None = None
 
     @classmethod
     def resolve(
@@ -67,4 +69,5 @@ class CoreSettings:
             enable_prefix_cache=config.enable_prefix_cache,
             prompt_logprobs_as_logits=config.logprobs_mode in ("raw_logits", "processed_logits"),
             on_pull_failure=on_pull_failure,
+            speculation=None if config.speculative_config.method == "none" else config.speculative_config,
         )

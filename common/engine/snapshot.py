@@ -27,6 +27,8 @@ def take_snapshot(scheduler: Scheduler, timer: StepTimer) -> EngineStatus:
         prompt_tokens_prefix_hit=counters.prompt_tokens_prefix_hit,
         prompt_tokens_pulled=counters.prompt_tokens_pulled,
         num_generated_tokens=counters.num_generated_tokens,
+        num_draft_tokens=counters.num_draft_tokens,
+        num_accepted_draft_tokens=counters.num_accepted_draft_tokens,
         num_preemptions=counters.num_preemptions,
         num_pulls_started=counters.num_pulls_started,
         num_handoffs=counters.num_handoffs,

@@ -32,6 +32,7 @@ class EngineStatus:
         num_leases_pinned: handoffs whose blocks are still held.
         prompt_tokens_computed, prompt_tokens_prefix_hit, prompt_tokens_pulled: by where their KV came from.
         num_generated_tokens: accepted output tokens.
+        num_draft_tokens, num_accepted_draft_tokens: guessed for decodes, and those of them that came true.
         num_steps: steps that computed something.
         step_seconds: where their time went.
         fallbacks: reason -> prompts computed here though a peer had them.
@@ -51,6 +52,8 @@ class EngineStatus:
     prompt_tokens_prefix_hit: int = 0
     prompt_tokens_pulled: int = 0
     num_generated_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
     num_preemptions: int = 0
     num_pulls_started: int = 0
     num_handoffs: int = 0

@@ -25,9 +25,10 @@ class ScheduledChunk:
     Attributes:
         request: whose; read by the runner, changed by nobody before `apply`.
         start: position of the first token.
-        num_tokens: at least 1; exactly 1 for a running decode.
-        samples: whether the chunk ends at the last known token, so a next token is sampled.
+        num_tokens: at least 1; for a running decode 1 and its draft.
+        samples: whether the chunk reaches the last known token, so a next token is sampled.
         num_prompt_logits: leading tokens of the chunk whose next-token logits give prompt log probabilities.
+        draft: guesses at what follows the last known token; the chunk's last tokens. Kept as far as sampling agrees.
     """
 
     request: Request
@@ -35,6 +36,12 @@ class ScheduledChunk:
     num_tokens: int
     samples: bool
     num_prompt_logits: int = 0
+    draft: tuple[int, ...] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """Logits rows that are sampled: one behind the last known token, one behind each drafted one."""
+        return 1 + len(self.draft) if self.samples else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +116,15 @@ class SamplerPort(Protocol):
         rows: Sequence[int],
         bitmask: torch.Tensor | None = None,
         masked_rows: Sequence[int] = (),
+        drafts: Sequence[Sequence[int]] = (),
     ) -> SampledTokens:
         """One token per logits row of float32 `[R, vocab_size]`; `rows[i]` is the persistent row of logits row i.
 
-        `bitmask` (int32 CPU `[M, ceil(vocab_size / 32)]`) constrains the logits rows `masked_rows`, length M.
+        `bitmask` (int32 CPU `[M, ceil(vocab_size / 32)]`) constrains the logits rows `masked_rows`, length M. Before
+        logits row i the tokens `drafts[i]` are taken as accepted beyond those recorded; empty: no row has any.
         """
         ...
 
     def record(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
-        """`token_ids[i]` was accepted by persistent row `rows[i]`."""
+        """`token_ids[i]` was accepted by persistent row `rows[i]`; a row may come several times, in order."""
         ...

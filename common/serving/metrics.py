@@ -45,6 +45,9 @@ def engine_readings(status: Callable[[], EngineStatus]) -> Source:
         ):
             yield Reading(metrics.PROMPT_TOKENS, tokens, (source,))
         yield Reading(metrics.GENERATION_TOKENS, now.num_generated_tokens)
+        num_wrong = now.num_draft_tokens - now.num_accepted_draft_tokens
+        for result, tokens in (("accepted", now.num_accepted_draft_tokens), ("rejected", num_wrong)):
+            yield Reading(metrics.DRAFT_TOKENS, tokens, (result,))
         yield Reading(metrics.PREEMPTIONS, now.num_preemptions)
         for reason, number in now.fallbacks.items():
             yield Reading(metrics.FALLBACK, number, (reason,))

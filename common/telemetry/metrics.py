@@ -91,6 +91,7 @@ LEASES_HELD = _gauge("pd_leases_held", "Handoffs whose KV is held for a reader."
 LEASES_RELEASED = _counter("pd_leases_released_total", "Handoffs that ended, by how.", "cause")
 PROMPT_TOKENS = _counter("pd_prompt_tokens_total", "Prompt tokens by where their KV came from.", "source")
 GENERATION_TOKENS = _counter("pd_generation_tokens_total", "Output tokens.")
+DRAFT_TOKENS = _counter("pd_draft_tokens_total", "Tokens guessed for decodes, by what sampling said.", "result")
 PREEMPTIONS = _counter("pd_preemptions_total", "Requests put back to be recomputed for lack of KV blocks.")
 KV_PULL_SECONDS = _histogram("pd_kv_pull_seconds", "One KV pull, posted to done.", (), SHORT_BUCKETS_S)
 KV_PULL_BYTES = _counter("pd_kv_pull_bytes_total", "Bytes read from P.")
@@ -123,6 +124,7 @@ CATALOGUE = (
     LEASES_RELEASED,
     PROMPT_TOKENS,
     GENERATION_TOKENS,
+    DRAFT_TOKENS,
     PREEMPTIONS,
     KV_PULL_SECONDS,
     KV_PULL_BYTES,

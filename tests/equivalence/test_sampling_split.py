@@ -1,4 +1,7 @@
-"""Every sampling parameter through prefill and decode on two engines: the same tokens, logprobs and text as on one."""
+"""Every sampling parameter through prefill and decode on two engines: the same tokens, logprobs and text as on one.
+
+And the same again when D checks drafts, whether they are right or wrong.
+"""
 
 from dataclasses import fields, replace
 
@@ -12,6 +15,7 @@ from common.engine.sampling.processors.thinking_budget import OutputMarkers
 from common.engine.text_output import TextOutput
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.logits_processors import PreferToken
+from tests.support.oracle_drafts import OracleDrafts
 from tests.support.sampling_batch import random_case
 from tests.support.tiny_engine import TinyEngine
 from tests.support.tiny_model import tiny_model
@@ -37,10 +41,13 @@ def engine_of(loaded, remote: TinyEngine | None = None) -> TinyEngine:
     return TinyEngine(loaded, remote=remote, eos_token_ids=EOS, processors=[PreferToken], markers=MARKERS)
 
 
-def split(loaded, requests: list[tuple[list[int], SamplingParams]]) -> list[list[list[TokenDelta]]]:
-    """Deltas per request and choice; all requests at once on both engines."""
+def split(
+    loaded, requests: list[tuple[list[int], SamplingParams]], drafts: OracleDrafts | None = None
+) -> list[list[list[TokenDelta]]]:
+    """Deltas per request and choice; all requests at once on both engines. `drafts` guesses for D."""
     p = engine_of(loaded)
     d = engine_of(loaded, remote=p)
+    d.core.scheduler.drafts = drafts
     handed = [p.ask(prompt, p_asks(params), hand_off=True) for prompt, params in requests]
     p.run()
     names = [
@@ -149,13 +156,27 @@ SINGLE = {
 }
 
 
-def test_every_parameter_alone_gives_the_same_output_split_and_unsplit(loaded):
+def drafts_of(answers: list[list[list[TokenDelta]]]) -> OracleDrafts:
+    """Drafts that are often right, for requests asked in the order of `answers` on an engine that asks nothing else."""
+    truth = {
+        (f"r{number}", index): merged(deltas).token_ids
+        for number, choices in enumerate(answers)
+        for index, deltas in enumerate(choices)
+    }
+    return OracleDrafts(truth, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("has_drafts", [False, True])
+def test_every_parameter_alone_gives_the_same_output_split_and_unsplit(loaded, has_drafts):
     requests = [(PROMPT, params) for params in SINGLE.values()]
-    for name, (prompt, params), choices in zip(SINGLE, requests, split(loaded, requests), strict=True):
-        alone = unsplit(loaded, prompt, params)
-        assert_same(choices, alone, name)
-        for deltas, others in zip(choices, alone, strict=True):
+    alone = [unsplit(loaded, prompt, params) for prompt, params in requests]
+    drafts = drafts_of(alone) if has_drafts else None
+    answers = split(loaded, requests, drafts)
+    for name, (_, params), choices, expected in zip(SINGLE, requests, answers, alone, strict=True):
+        assert_same(choices, expected, name)
+        for deltas, others in zip(choices, expected, strict=True):
             assert text_of(deltas, params) == text_of([merged(others)], params), name
+    assert drafts is None or 100 < drafts.num_right < drafts.num_drafted
 
 
 def test_no_parameter_is_missing_among_those_compared():
@@ -171,7 +192,8 @@ def test_no_parameter_is_missing_among_those_compared():
     assert changed | elsewhere == {each.name for each in fields(SamplingParams)}
 
 
-def test_one_hundred_random_combinations_give_the_same_output_split_and_unsplit(loaded):
+@pytest.mark.parametrize("has_drafts", [False, True])
+def test_one_hundred_random_combinations_give_the_same_output_split_and_unsplit(loaded, has_drafts):
     rng = np.random.default_rng(12)
     requests = []
     for number in range(100):
@@ -185,10 +207,13 @@ def test_one_hundred_random_combinations_give_the_same_output_split_and_unsplit(
             stop=("ab", "7") if number % 5 == 0 else (),
         )
         requests.append(([*PROMPT, *case.prompt], params))
-    for number, ((prompt, params), choices) in enumerate(zip(requests, split(loaded, requests), strict=True)):
-        alone = unsplit(loaded, prompt, params)
-        assert_same(choices, alone, number)
-        assert text_of(choices[0], params) == text_of([merged(alone[0])], params), number
+    alone = [unsplit(loaded, prompt, params) for prompt, params in requests]
+    drafts = drafts_of(alone) if has_drafts else None
+    answers = split(loaded, requests, drafts)
+    for number, ((_, params), choices, expected) in enumerate(zip(requests, answers, alone, strict=True)):
+        assert_same(choices, expected, number)
+        assert text_of(choices[0], params) == text_of([merged(expected[0])], params), number
+    assert drafts is None or 100 < drafts.num_right < drafts.num_drafted
 
 
 @pytest.mark.parametrize("name", ["stop", "included stop", "stop_token_ids", "eos", "seed"])

@@ -1,8 +1,11 @@
 """Inputs that broke other systems' sampling, one test for each kind: through P/D and on one engine, streamed and whole.
 
+Through P/D, D checks drafts; the one engine does not: what is the same both ways is the same with speculation.
+
 A1  token ids outside the vocabulary        test_a_field_that_cannot_be_served_is_refused_by_name_before_any_prefill
 A2  bad or huge lists                       the same
 A4  penalties on D, which never ran it      test_penalties_see_prompt_and_output_on_either_way
+                                            test_penalties_count_every_token_of_a_draft_that_came_true
 A5  stop strings over several tokens        test_no_part_of_a_stop_string_leaks_wherever_it_is_cut
 A7  seeds, alone and in company             test_a_seed_gives_the_same_text_alone_in_company_and_on_either_way
 A8  log probabilities of masked tokens      test_masked_alternatives_are_reported_with_a_finite_number
@@ -116,6 +119,17 @@ async def test_penalties_see_prompt_and_output_on_either_way(rig: SamplingRig):
     liked = {**BASE, "max_tokens": 1, "logit_bias": {str(ord("l")): 100}}
     assert (await said(rig, liked)).text == "l"
     assert (await said(rig, {**liked, "repetition_penalty": 1000.0})).text != "l"
+
+
+async def test_penalties_count_every_token_of_a_draft_that_came_true(rig: SamplingRig):
+    """Text that repeats itself is what drafts guess best, and what penalties change most."""
+    before = rig.d.engine.status().num_accepted_draft_tokens
+    again = {**BASE, "prompt": "abcabcabcabc", "max_tokens": 40, **script("abcabcabcabcabcabcabcabcabcabc")}
+    for fields in ({}, {"frequency_penalty": 2}, {"presence_penalty": -2}, {"repetition_penalty": 1.3}, {"seed": 4}):
+        await said(rig, {**again, **fields})
+    assert rig.d.engine.status().num_accepted_draft_tokens - before > 40
+    hold = {**again, "min_tokens": 20, "logit_bias": SECOND_EOS_ALWAYS, "logprobs": 0}
+    assert len((await said(rig, hold)).tokens) == 31, "tokens are counted, not steps"
 
 
 @pytest.mark.parametrize("shift", range(3))

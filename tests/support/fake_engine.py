@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from common.clock import ManualClock
+from common.config.engine import SpeculativeConfig
 from common.engine.core import EngineCore
 from common.engine.kv_cache.storage import KvCacheStorage
 from common.engine.outputs import TokenDelta
@@ -121,6 +122,7 @@ def make_engine(
     auto: bool = True,
     kv_source: KVSource | None = None,
     kv_sink: KVSink | None = None,
+    speculation: SpeculativeConfig | None = None,
 ) -> FakeEngine:
     """A core over `FakeModel`; with `auto` grammars and pulls settle at once."""
     clock, storage, model, sampler = ManualClock(), fake_storage(num_blocks, block_size), FakeModel(), GreedySampler()
@@ -132,6 +134,7 @@ def make_engine(
         eos_token_ids=frozenset({EOS}),
         enable_prefix_cache=enable_prefix_cache,
         on_pull_failure=on_pull_failure,  # type: ignore[arg-type]  # one of the two words
+        speculation=speculation,
     )
     core = EngineCore(
         settings,

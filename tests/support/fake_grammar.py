@@ -71,7 +71,17 @@ class FakeMatcher:
         return True
 
     def validate(self, token_ids: Sequence[int]) -> int:
-        raise NotImplementedError
+        num_before = len(self.accepted)
+        for token_id in token_ids:
+            if not self.accept((token_id,)):
+                break
+        num_accepted = len(self.accepted) - num_before
+        self.rollback(num_accepted)
+        return num_accepted
+
+    def forced(self) -> Sequence[int]:
+        choices = self.choices() - self.stops
+        return tuple(choices) * (self.length - len(self.accepted)) if len(choices) == 1 else ()
 
     def rollback(self, num_tokens: int) -> None:
         del self.accepted[len(self.accepted) - num_tokens :]
@@ -119,10 +129,15 @@ class FakeGrammars:
         return self.matchers[-1]
 
     def fill(self, rows: Sequence[MaskRow]) -> FakeBitmask:
-        bits = np.zeros((len(rows), -(-VOCAB_SIZE // 32) * 32), dtype=np.uint8)
-        for bit_row, row in zip(bits, rows, strict=True):
+        bits = np.zeros((sum(row.num_rows for row in rows), -(-VOCAB_SIZE // 32) * 32), dtype=np.uint8)
+        places = iter(bits)
+        for row in rows:
             assert isinstance(row.matcher, FakeMatcher)
-            bit_row[sorted(row.matcher.choices())] = 1
+            next(places)[sorted(row.matcher.choices())] = 1
+            for token_id in row.draft:
+                assert row.matcher.accept((token_id,)), "a draft that was not validated"
+                next(places)[sorted(row.matcher.choices())] = 1
+            row.matcher.rollback(len(row.draft))
         return FakeBitmask(torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32)))
 
     def close(self) -> None: ...

@@ -41,8 +41,13 @@ class GreedySampler:
         rows: Sequence[int],
         bitmask: torch.Tensor | None = None,
         masked_rows: Sequence[int] = (),
+        drafts: Sequence[Sequence[int]] = (),
     ) -> FakeSampleOutput:
-        assert len(rows) == logits.shape[0] == len(set(rows))
+        assert len(rows) == logits.shape[0]
+        assert len(drafts) in (0, len(rows))
+        assert len({(row, len(draft)) for row, draft in zip(rows, drafts or [()] * len(rows), strict=True)}) == len(
+            rows
+        )
         assert set(rows) <= set(self.rows)
         self.masked_steps.append(len(masked_rows))
         failed = set()

@@ -1,4 +1,6 @@
-"""P/D in one process with a real decoder, sampler and grammars: the same body to the proxy, and to D alone.
+"""P/D in one process with a real decoder, sampler and grammars: the same body to the proxy, and to one plain engine.
+
+D checks drafts, five tokens at a time; the plain engine computes one token after the other.
 
 Legs go over real sockets through our proxy and HTTP servers; only the KV is copied in memory. `vllm_xargs: {"script":
 text}` makes the model say `text` byte by byte (as strong wishes: masks and a thinking budget still win).
@@ -15,6 +17,7 @@ import msgspec
 import torch
 
 from common.clock import SystemClock
+from common.config.engine import SpeculativeConfig
 from common.engine.async_engine import AsyncEngine
 from common.engine.core import EngineCore
 from common.engine.kv_cache.storage import KvCacheStorage
@@ -48,6 +51,9 @@ SECOND_EOS = 258
 """`<|pad|>` ends an output here, too: a model with two EOS ids."""
 EOS_IDS = frozenset({EOS_TOKEN_ID, SECOND_EOS})
 THINK, END_THINK = 259, 260
+DRAFTS = SpeculativeConfig(
+    method="grammar+ngram", num_speculative_tokens=5, prompt_lookup_min=1, disable_by_batch_size=16
+)
 TOOL_START, TOOL_END = b"<t>", b"</t>"
 MARKERS = OutputMarkers(
     think_start=(THINK,), think_end=(END_THINK,), tool_start=tuple(TOOL_START), tool_end=tuple(TOOL_END)
@@ -120,10 +126,11 @@ class Engine:
 
 @dataclass
 class SamplingRig:
-    """P, D, a proxy, and a client."""
+    """P, D, a proxy, one engine that does everything alone, and a client."""
 
     p: Engine
     d: Engine
+    alone: Engine
     sink: FakeSink
     url: str
     session: aiohttp.ClientSession
@@ -131,9 +138,9 @@ class SamplingRig:
     async def ask(
         self, body: dict[str, Any], *, split: bool, stream: bool = False, path: str = "/v1/completions"
     ) -> Answer:
-        """The answer to `body`, through the proxy when `split`, else from D alone."""
+        """The answer to `body`, through the proxy when `split`, else from one engine alone."""
         asked = {"model": "m", "stream": stream, **body}
-        url, data = self.url if split else self.d.url, io.BytesIO(msgspec.json.encode(asked))
+        url, data = self.url if split else self.alone.url, io.BytesIO(msgspec.json.encode(asked))
         async with self.session.post(f"{url}{path}", data=data) as response:
             raw, status = await response.read(), response.status
         if status != 200 or not stream:
@@ -158,17 +165,18 @@ async def sampling_rig() -> AsyncIterator[SamplingRig]:
     """A started rig."""
     async with AsyncExitStack() as stack:
         loaded = tiny_model(ByteTokenizer().vocab_size)
-        p_storage, d_storage = (storage_for(loaded, NUM_BLOCKS) for _ in "PD")
+        p_storage, d_storage, alone_storage = (storage_for(loaded, NUM_BLOCKS) for _ in range(3))
         sink, wake = FakeSink(BLOCK_SIZE), EngineWake()
         source = WakingSource(sink, p_storage, d_storage, wake=wake)
         p = await _engine(stack, loaded, p_storage, EngineWake(), sink=sink)
-        d = await _engine(stack, loaded, d_storage, wake, source=source)
+        d = await _engine(stack, loaded, d_storage, wake, source=source, speculation=DRAFTS)
+        alone = await _engine(stack, loaded, alone_storage, EngineWake())
         fleet = msgspec.convert({"prefill": [p.url], "decode": [d.url], **FAST_PROBES}, FleetConfig)
         config = msgspec.convert({"port": 0, "drain_s": 1.0}, ProxyConfig)
         runs = await stack.enter_async_context(running(msgspec.structs.replace(config, fleet=fleet), SystemClock()))
         await runs.services.fleet.wait_ready()
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield SamplingRig(p, d, sink, f"http://127.0.0.1:{runs.port}", session)
+        yield SamplingRig(p, d, alone, sink, f"http://127.0.0.1:{runs.port}", session)
 
 
 async def _engine(
@@ -179,6 +187,7 @@ async def _engine(
     *,
     source: KVSource | None = None,
     sink: KVSink | None = None,
+    speculation: SpeculativeConfig | None = None,
 ) -> Engine:
     """One engine, serving."""
     device, width, max_rows = torch.device("cpu"), loaded.config.vocab_size, 16
@@ -191,6 +200,7 @@ async def _engine(
             max_num_batched_tokens=64,
             max_model_len_tokens=CONTEXT_TOKENS,
             eos_token_ids=EOS_IDS,
+            speculation=speculation,
         ),
         model=loaded.model,
         kv_cache=storage,

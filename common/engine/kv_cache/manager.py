@@ -110,11 +110,14 @@ class KvCacheManager:
         self._holdings.add(holding)
         self._grow(holding, num_tokens)
 
-    def try_grow(self, holding: Holding, num_tokens: int) -> bool:
-        """Make room for `num_tokens` tokens in all; False, and nothing changed, when too few blocks are free."""
+    def try_grow(self, holding: Holding, num_tokens: int, *, leave: int = 0) -> bool:
+        """Make room for `num_tokens` tokens in all; False, and nothing changed, when too few blocks are free.
+
+        Blocks beyond those it has are taken only where `leave` free ones remain.
+        """
         if num_tokens <= len(holding.table) * self.block_size:  # most decodes
             return True
-        if num_blocks_for(num_tokens, self.block_size) - len(holding.table) > self._pool.num_free:
+        if num_blocks_for(num_tokens, self.block_size) - len(holding.table) + leave > self._pool.num_free:
             return False
         self._grow(holding, num_tokens)
         return True

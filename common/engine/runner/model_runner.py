@@ -22,7 +22,8 @@ class StepLogits:
     """Logits of one forward, float32 on the device.
 
     Attributes:
-        sampling: `[num_samples, vocab_size]`, in the order of the sampling chunks.
+        sampling: `[num_samples, vocab_size]`, in the order of the sampling chunks; behind a chunk's first row one per
+            drafted token.
         prompt: `[num_prompt_logits, vocab_size]`, chunk after chunk; row i of a chunk predicts the token after it.
     """
 
@@ -47,7 +48,7 @@ class ModelRunner:
     def forward(self, chunks: Sequence[ScheduledChunk]) -> StepLogits:
         """Compute the chunks; writes their K and V into the cache. On CUDA it returns before the device is done."""
         batch = self._build(chunks)
-        num_samples = sum(chunk.samples for chunk in chunks)
+        num_samples = sum(chunk.num_samples for chunk in chunks)
         logits = self._model.forward(batch, self._storage.tensor)
         return StepLogits(logits[:num_samples], logits[num_samples:])
 
@@ -109,7 +110,7 @@ class ModelRunner:
 
 
 def _tokens(chunks: Sequence[ScheduledChunk], num_tokens: int) -> npt.NDArray[np.int64]:
-    """Token ids of all chunks, concatenated."""
+    """Token ids of all chunks, drafts included, concatenated."""
     token_ids: list[int] = []
     for chunk in chunks:
         known = chunk.request.token_ids
@@ -117,14 +118,17 @@ def _tokens(chunks: Sequence[ScheduledChunk], num_tokens: int) -> npt.NDArray[np
             token_ids.append(known[chunk.start])
         else:
             token_ids.extend(known[chunk.start : chunk.start + chunk.num_tokens])
+            token_ids.extend(chunk.draft)
     return np.fromiter(token_ids, dtype=np.int64, count=num_tokens)
 
 
 def _logits_indices(
     chunks: Sequence[ScheduledChunk], begins: Sequence[int], ends: Sequence[int]
 ) -> npt.NDArray[np.int64]:
-    """Rows of the batch whose logits are wanted: the last token of each sampling chunk, then prompt positions."""
-    indices = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
+    """Rows of the batch whose logits are wanted: the last tokens of each sampling chunk, then prompt positions."""
+    indices: list[int] = []
+    for chunk, end in zip(chunks, ends, strict=True):
+        indices.extend(range(end - chunk.num_samples, end))
     for chunk, begin in zip(chunks, begins, strict=True):
         indices.extend(range(begin, begin + chunk.num_prompt_logits))
     return np.asarray(indices, dtype=np.int64)

@@ -58,6 +58,7 @@ class StepRunner:
     def run(self, plan: StepPlan) -> SampledTokens | None:
         """The forward of all chunks and a token for each sampling one, in their order; None when none samples.
 
+        A chunk with a draft has one more token behind each drafted one, as if the draft had been accepted up to there.
         Fills `prompt_logprobs` of requests that asked; changes no other request.
         """
         update = self._batch.update(plan)
@@ -74,25 +75,38 @@ class StepRunner:
             return None
         bitmask = pending.wait() if pending is not None else None
         self._timer.lap(StepPart.MASK_WAIT)
-        rows = [self._batch.row(chunk.request) for chunk in sampling]
-        sampled = self._sampler.sample(logits.sampling, rows, bitmask, masked)
+        rows, drafts = self._rows(sampling)
+        sampled = self._sampler.sample(logits.sampling, rows, bitmask, masked, drafts)
         self._timer.lap(StepPart.SAMPLE)
         return sampled
 
-    def record(self, requests: Sequence[Request]) -> None:
-        """The last token of each of `requests` was accepted and the request goes on."""
-        if requests:
-            rows = [self._batch.row(request) for request in requests]
-            self._sampler.record(rows, [request.token_ids[-1] for request in requests])
+    def record(self, accepted: Sequence[tuple[Request, Sequence[int]]]) -> None:
+        """These tokens were accepted, and their requests go on."""
+        if accepted:
+            rows = [self._batch.row(request) for request, token_ids in accepted for _ in token_ids]
+            self._sampler.record(rows, [token_id for _, token_ids in accepted for token_id in token_ids])
+
+    def _rows(self, sampling: Sequence[ScheduledChunk]) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Persistent row of each logits row, and the tokens taken as accepted before it (empty without any draft)."""
+        if not any(chunk.draft for chunk in sampling):
+            return [self._batch.row(chunk.request) for chunk in sampling], []
+        rows, drafts = [], []
+        for chunk in sampling:
+            rows += [self._batch.row(chunk.request)] * chunk.num_samples
+            drafts += [chunk.draft[:place] for place in range(chunk.num_samples)]
+        return rows, drafts
 
     def _begin_masks(self, sampling: Sequence[ScheduledChunk]) -> tuple[list[int], PendingBitmask | None]:
         """Which of the logits rows are constrained, and their masks being filled."""
-        asked = [
-            MaskRow(row, chunk.request.matcher)
-            for row, chunk in enumerate(sampling)
-            if chunk.request.matcher is not None
-        ]
-        return [mask.row for mask in asked], self._grammars.fill(asked) if asked else None
+        asked: list[MaskRow] = []
+        masked: list[int] = []
+        row = 0
+        for chunk in sampling:
+            if chunk.request.matcher is not None:
+                asked.append(MaskRow(row, chunk.request.matcher, chunk.draft))
+                masked.extend(range(row, row + chunk.num_samples))
+            row += chunk.num_samples
+        return masked, self._grammars.fill(asked) if asked else None
 
     def _update_sampler(self, update: BatchUpdate) -> None:
         """Most steps change no row; then the sampler keeps what it worked out for the last one."""

@@ -17,6 +17,7 @@ class SchedulerCounters:
         prompt_tokens_computed, prompt_tokens_prefix_hit, prompt_tokens_pulled: prompt tokens by where their KV came
             from, each counted once; recomputing after a preemption counts as nothing.
         num_generated_tokens: accepted output tokens.
+        num_draft_tokens, num_accepted_draft_tokens: guessed for decodes, and those of them that came true.
         fallbacks: reason -> prompts computed here though a peer had them.
     """
 
@@ -27,6 +28,8 @@ class SchedulerCounters:
     prompt_tokens_prefix_hit: int = 0
     prompt_tokens_pulled: int = 0
     num_generated_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
 
     def fell_back(self, reason: str) -> None:

@@ -38,20 +38,25 @@ class PlanDraft:
         self.has_preempted = False
         self.has_released = False
 
-    def add_chunk(self, request: Request, wanted_tokens: int) -> None:
-        """Compute up to `wanted_tokens` more tokens of `request`, as far as budget and logits rows go; may add none."""
+    def add_chunk(self, request: Request, wanted_tokens: int, drafted: tuple[int, ...] = ()) -> None:
+        """Compute up to `wanted_tokens` more tokens of `request`, as far as budget and logits rows go; may add none.
+
+        `drafted` tokens, for which the caller made sure there is budget, are checked behind the last known one.
+        """
         start = request.num_computed_tokens
         if request.needs_prompt_logits:
             wanted_tokens = min(wanted_tokens, self.num_prompt_logits_left)
-        num_tokens = self.budget.grant(wanted_tokens)
-        if num_tokens == 0:
+        num_tokens = self.budget.grant(wanted_tokens + len(drafted)) - len(drafted)
+        if num_tokens <= 0:
             return
         num_prompt_logits = 0
         if request.needs_prompt_logits:
             num_prompt_logits = min(num_tokens, request.num_prompt_tokens - 1 - start)
             self.num_prompt_logits_left -= num_prompt_logits
         samples = start + num_tokens == request.num_tokens
-        self.chunks.append(ScheduledChunk(request, start, num_tokens, samples, num_prompt_logits))
+        self.chunks.append(
+            ScheduledChunk(request, start, num_tokens + len(drafted), samples, num_prompt_logits, drafted)
+        )
 
     def freeze(self, left: list[RequestId], cancelled: list[RequestId], abandoned: list[RequestId]) -> StepPlan:
         """The finished plan."""

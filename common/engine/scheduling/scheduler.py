@@ -11,6 +11,7 @@ from common.engine.kv_cache.manager import Holding, KvCacheManager
 from common.engine.ports import PullOutcome, PullPlan, PullStatus
 from common.engine.request_state import FinishReason, RequestState
 from common.engine.scheduling.counters import SchedulerCounters
+from common.engine.scheduling.drafting import DraftSource, spare_draft
 from common.engine.scheduling.plan_draft import PlanDraft
 from common.engine.scheduling.preemption import make_room
 from common.engine.scheduling.queue import WaitingQueue
@@ -31,9 +32,16 @@ class Scheduler:
         kv: the blocks.
         max_num_seqs: most requests that run or pull at a time.
         max_num_batched_tokens: token budget of a step; at least `max_num_seqs`, so that no decode ever has to wait.
+        drafts: guesses tokens for decodes to check; None: one token at a time.
     """
 
-    def __init__(self, kv: KvCacheManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        kv: KvCacheManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        drafts: DraftSource | None = None,
+    ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(f"a budget of {max_num_batched_tokens} tokens would starve {max_num_seqs} decodes")
         self.kv = kv
@@ -45,6 +53,7 @@ class Scheduler:
         self.draining: dict[RequestId, Holding] = {}
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self.drafts = drafts
         self._left: list[RequestId] = []
         self._cancelled: list[RequestId] = []
         self._abandoned: list[RequestId] = []
@@ -115,13 +124,21 @@ class Scheduler:
         return request
 
     def apply(self, plan: StepPlan) -> None:
-        """The plan's forward is done: the tokens of its chunks have their KV."""
+        """The plan's forward is done: the tokens of its chunks have their KV, drafted ones until it is known better."""
         for chunk in plan.chunks:
-            request, end = chunk.request, chunk.start + chunk.num_tokens
+            request, end = chunk.request, chunk.start + chunk.num_tokens - len(chunk.draft)
             request.num_computed_tokens = end
             self.kv.enter_computed(request.holding, request.token_ids, end)
             if request.num_preemptions == 0 and chunk.start < request.num_prompt_tokens:
                 self.counters.prompt_tokens_computed += min(end, request.num_prompt_tokens) - chunk.start
+
+    def settle_draft(self, request: Request, num_drafted: int, num_right: int) -> None:
+        """So many drafted tokens came true and were appended: all tokens but the last have their KV."""
+        if num_right:
+            request.num_computed_tokens = request.num_tokens - 1
+            self.kv.enter_computed(request.holding, request.token_ids, request.num_computed_tokens)
+        if self.drafts is not None:
+            self.drafts.settle(request, num_drafted, num_right)
 
     # -- the plan ----------------------------------------------------------------------------------------------------
 
@@ -149,12 +166,13 @@ class Scheduler:
             is_decode = request.state is RequestState.RUNNING and request.num_uncomputed_tokens == 1
             # Decodes come oldest first and victims are newer, so nothing scheduled is ever taken back.
             if is_decode and make_room(request, self.running, self.kv, preempt):
-                self._schedule_chunk(request, draft)
+                drafted = spare_draft(self.drafts, request, draft.budget, self.running, self.kv)
+                self._schedule_chunk(request, draft, drafted)
         for request in self.running:
             if request.num_uncomputed_tokens > 1:
                 self._schedule_chunk(request, draft)
 
-    def _schedule_chunk(self, request: Request, draft: PlanDraft) -> None:
+    def _schedule_chunk(self, request: Request, draft: PlanDraft, drafted: tuple[int, ...] = ()) -> None:
         wanted_tokens, group = request.num_uncomputed_tokens, request.group
         if group is not None and group.leader is request and group.held:
             num_missing = group.num_shared_tokens - request.num_computed_tokens
@@ -163,7 +181,7 @@ class Scheduler:
                 draft.has_released = True
             else:
                 wanted_tokens = min(wanted_tokens, num_missing)
-        draft.add_chunk(request, wanted_tokens)
+        draft.add_chunk(request, wanted_tokens, drafted)
 
     def _admit_waiting(self, draft: PlanDraft) -> None:
         """Let requests in, oldest first, until one finds no room; newcomers released meanwhile get a second round."""

@@ -11,6 +11,7 @@ from common.engine.outputs import PositionLogprobs
 from common.engine.request import GenerateRequest
 from common.engine.request_state import TRANSITIONS, FinishReason, RequestState
 from common.engine.sampling.params import SamplingParams
+from common.engine.speculation.guesses import Guesses
 from common.engine.structured_output.grammar import GrammarTicket, Matcher
 from common.errors import PDError
 from common.ids import RequestId
@@ -38,6 +39,7 @@ class Request:
         group: the choices it was asked with; None for n = 1.
         num_prefix_tokens, num_pulled_tokens: prompt tokens not computed here, by source, at first admission.
         prompt_logprobs: filled as the prompt is computed, when asked for.
+        guesses: what drafting keeps of it; None before its first draft.
         num_preemptions: how often it lost its blocks.
     """
 
@@ -48,6 +50,7 @@ class Request:
         "constrained",
         "error",
         "group",
+        "guesses",
         "hand_off",
         "holding",
         "index",
@@ -98,6 +101,7 @@ class Request:
         self.ticket: GrammarTicket | None = None
         self.matcher: Matcher | None = None
         self.group: ChoiceGroup | None = None
+        self.guesses: Guesses | None = None
         self.holding = Holding(self.key)
         self.num_computed_tokens = 0
         self.num_prefix_tokens = 0

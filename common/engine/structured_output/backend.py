@@ -31,6 +31,10 @@ class BackendMatcher(Protocol):
         """Whether the text so far is a word of the language."""
         ...
 
+    def forced(self) -> Sequence[int]:
+        """Tokens that must come next, as the tokenizer would write them; empty where the library cannot say."""
+        ...
+
 
 class CompiledGrammar(Protocol):
     """A grammar ready to be followed; immutable and shared between requests."""

@@ -7,6 +7,7 @@ Does not know: logits, requests, the step.
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import structlog
@@ -44,6 +45,15 @@ class FutureBitmask:
         return self._future.result()
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One request's rows: its own and one behind each token of its draft."""
+
+    matcher: RequestMatcher
+    first_row: int
+    draft: tuple[int, ...]
+
+
 class BitmaskFiller:
     """One thread that fills masks; the libraries release the GIL and use threads of their own for many rows.
 
@@ -63,32 +73,65 @@ class BitmaskFiller:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar-fill")
 
     def fill(self, rows: Sequence[MaskRow]) -> FutureBitmask | ReadyBitmask:
-        """Begin; returns at once. The matchers must not move before `wait` returned."""
-        bitmask = torch.empty((len(rows), self._num_words), dtype=torch.int32, pin_memory=self._pin_memory)
+        """Begin; returns at once. The matchers must not move before `wait` returned.
+
+        Behind each row come those of its draft, in order.
+        """
+        num_rows = sum(row.num_rows for row in rows)
+        bitmask = torch.empty((num_rows, self._num_words), dtype=torch.int32, pin_memory=self._pin_memory)
         if not rows:
             return ReadyBitmask(bitmask)
-        matchers = [_request_matcher(row) for row in rows]
-        return FutureBitmask(self._thread.submit(self._fill, matchers, bitmask))
+        asked, first = [], 0
+        for row in rows:
+            asked.append(_Asked(_request_matcher(row), first, row.draft))
+            first += row.num_rows
+        return FutureBitmask(self._thread.submit(self._fill, asked, bitmask))
 
     def close(self) -> None:
         """End the thread; masks being filled are finished first."""
         self._thread.shutdown(wait=True)
 
-    def _fill(self, matchers: Sequence[RequestMatcher], bitmask: torch.Tensor) -> torch.Tensor:
+    def _fill(self, asked: Sequence[_Asked], bitmask: torch.Tensor) -> torch.Tensor:
+        """All first rows together, then those behind the first drafted tokens, and so on; no matcher has moved then."""
+        words = bitmask.numpy()
+        self._fill_rows([(entry.matcher, entry.first_row) for entry in asked], words)
+        drafting = [entry for entry in asked if entry.draft]
+        if drafting:
+            self._fill_behind_drafts(drafting, words)
+        return bitmask
+
+    def _fill_behind_drafts(self, drafting: Sequence[_Asked], words: Int32Array) -> None:
+        moved = dict.fromkeys(range(len(drafting)), 0)
+        try:
+            for depth in range(max(len(entry.draft) for entry in drafting)):
+                rows = []
+                for index, entry in enumerate(drafting):
+                    if len(entry.draft) <= depth:
+                        continue
+                    if moved[index] == depth and entry.matcher.accept(entry.draft[depth : depth + 1]):
+                        moved[index] += 1
+                        rows.append((entry.matcher, entry.first_row + depth + 1))
+                    else:
+                        words[entry.first_row + depth + 1] = 0
+                self._fill_rows(rows, words)
+        finally:
+            for index, entry in enumerate(drafting):
+                entry.matcher.rollback(moved[index])
+
+    def _fill_rows(self, asked: Sequence[tuple[RequestMatcher, int]], words: Int32Array) -> None:
         by_backend: defaultdict[str, list[FillRow]] = defaultdict(list)
-        for index, matcher in enumerate(matchers):
+        for matcher, index in asked:
             inner = matcher.inner
             if not isinstance(inner, ThinkingMatcher):
                 by_backend[matcher.backend].append(FillRow(inner, index))
             elif inner.may_be_inner:
                 by_backend[matcher.backend].append(FillRow(inner.inner, index))
-        words = bitmask.numpy()
         for name, rows in by_backend.items():
             _fill_apart(self._backends.get(name), rows, words)
-        for matcher, row in zip(matchers, words.view(np.uint32), strict=True):
-            _let_think(matcher.inner, row)
-            self._spread_stops(matcher, row)
-        return bitmask
+        unsigned = words.view(np.uint32)
+        for matcher, index in asked:
+            _let_think(matcher.inner, unsigned[index])
+            self._spread_stops(matcher, unsigned[index])
 
     def _spread_stops(self, matcher: RequestMatcher, row: UInt32Array) -> None:
         """Give every stop id of the request the canonical end token's bit and clear padding bits, in place."""

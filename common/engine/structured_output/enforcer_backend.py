@@ -55,6 +55,10 @@ class EnforcerMatcher:
         """Undo tokens."""
         self._token_ids = self._token_ids[: len(self._token_ids) - num_tokens]
 
+    def forced(self) -> Sequence[int]:
+        """The library cannot say."""
+        return ()
+
     def can_end(self) -> bool:
         """Whether the text is complete."""
         return self._end_token_id in self.allowed()

@@ -67,6 +67,13 @@ class Matcher(Protocol):
         """Undo the last `num_tokens` accepted tokens."""
         ...
 
+    def forced(self) -> Sequence[int]:
+        """Text tokens that must come next, as the tokenizer would write them; empty where there is a choice.
+
+        A guess at the spelling: the same text in other tokens is as right.
+        """
+        ...
+
     def is_terminated(self) -> bool:
         """Whether the grammar has ended and its stop token was accepted."""
         ...
@@ -78,17 +85,26 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MaskRow:
-    """One logits row whose matcher's next-token mask is wanted."""
+    """A logits row whose matcher's next-token mask is wanted, and one more row behind each token of `draft`.
+
+    The draft is what `Matcher.validate` accepted of it; the matcher stands where it stood once the masks are filled.
+    """
 
     row: int
     matcher: Matcher
+    draft: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Mask rows it takes."""
+        return 1 + len(self.draft)
 
 
 class PendingBitmask(Protocol):
     """Masks being filled while the forward runs."""
 
     def wait(self) -> torch.Tensor:
-        """The filled masks: int32 CPU `[len(rows), ceil(vocab_size / 32)]`, bit set = token allowed, in `rows` order.
+        """The filled masks: int32 CPU `[num_rows, ceil(vocab_size / 32)]`, bit set = token allowed, in `rows` order.
 
         A matcher that cannot say what is allowed gets an all-zero row: the sampler turns that into `NoTokenAllowed`.
         """

@@ -64,6 +64,10 @@ class GuidanceMatcher:
         """Undo tokens."""
         self.native.rollback(num_tokens)
 
+    def forced(self) -> Sequence[int]:
+        """Tokens of the text the grammar forces; the library's own tokenisation of it."""
+        return () if self.native.is_error() else list(self.native.compute_ff_tokens())
+
     def can_end(self) -> bool:
         """Whether the text is complete."""
         return bool(self.native.is_accepting()) and not self.native.is_error()

@@ -48,6 +48,10 @@ class OutlinesMatcher:
         """Undo tokens, at most the last 256."""
         self.native.rollback_state(num_tokens)
 
+    def forced(self) -> Sequence[int]:
+        """The library cannot say."""
+        return ()
+
     def can_end(self) -> bool:
         """Whether the automaton is in a final state."""
         return bool(self.native.is_finished())

@@ -79,6 +79,10 @@ class RequestMatcher:
             self.inner.rollback(num_text)
             self._num_accepted -= num_text
 
+    def forced(self) -> Sequence[int]:
+        """Text tokens that must come next, as the tokenizer would write them."""
+        return () if self._terminated else self.inner.forced()
+
     def is_terminated(self) -> bool:
         """Whether a stop token was accepted."""
         return self._terminated

@@ -176,6 +176,10 @@ class ThinkingMatcher:
         for _ in range(num_tokens - num_inner):
             self._place, self._text = self._before.pop()
 
+    def forced(self) -> Sequence[int]:
+        """What `inner` must say; thinking is free."""
+        return self.inner.forced() if self.is_after else ()
+
     def can_end(self) -> bool:
         """Whether the text so far is complete."""
         return self.may_be_inner and self.inner.can_end()

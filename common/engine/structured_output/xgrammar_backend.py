@@ -4,7 +4,7 @@ Owns: the only import of `xgrammar`; the language rules on this backend. Its com
 widens what it lacks without an error: what may be sent here is decided elsewhere (`exactness`, `probe`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from common.engine.structured_output.backend import BackendMatcher, FillRow
 from common.engine.structured_output.json_rules import MAX_WHITESPACE
@@ -18,11 +18,20 @@ with standing_in("transformers"):
 
 
 class XGrammarMatcher:
-    """One `GrammarMatcher` with unlimited rollback."""
+    """One `GrammarMatcher` with unlimited rollback.
 
-    def __init__(self, native: xgrammar.GrammarMatcher, end_token_id: int) -> None:
+    Args:
+        native: at the beginning.
+        end_token_id: the canonical end token.
+        encode: canonical tokens of a text.
+    """
+
+    def __init__(
+        self, native: xgrammar.GrammarMatcher, end_token_id: int, encode: Callable[[str], Sequence[int]]
+    ) -> None:
         self.native = native
         self._end_token_id = end_token_id
+        self._encode = encode
 
     def consume(self, token_id: int) -> bool:
         """Advance by one token."""
@@ -43,6 +52,11 @@ class XGrammarMatcher:
         """Undo tokens."""
         self.native.rollback(num_tokens)
 
+    def forced(self) -> Sequence[int]:
+        """Tokens of the text the grammar forces."""
+        text = self.native.find_jump_forward_string()
+        return self._encode(text) if text else ()
+
     def can_end(self) -> bool:
         """Whether the end token would be accepted."""
         if not self.native.accept_token(self._end_token_id):
@@ -54,9 +68,12 @@ class XGrammarMatcher:
 class XGrammarGrammar:
     """A compiled grammar."""
 
-    def __init__(self, native: xgrammar.CompiledGrammar, end_token_id: int) -> None:
+    def __init__(
+        self, native: xgrammar.CompiledGrammar, end_token_id: int, encode: Callable[[str], Sequence[int]]
+    ) -> None:
         self._native = native
         self._end_token_id = end_token_id
+        self._encode = encode
 
     @property
     def num_bytes(self) -> int:
@@ -66,7 +83,7 @@ class XGrammarGrammar:
     def start(self) -> XGrammarMatcher:
         """A matcher at the beginning."""
         native = xgrammar.GrammarMatcher(self._native, override_stop_tokens=[self._end_token_id])
-        return XGrammarMatcher(native, self._end_token_id)
+        return XGrammarMatcher(native, self._end_token_id, self._encode)
 
 
 class XGrammarBackend:
@@ -81,6 +98,7 @@ class XGrammarBackend:
 
     def __init__(self, vocabulary: Vocabulary, num_threads: int = 1) -> None:
         self._end_token_id = vocabulary.end_token_id
+        self._encode = vocabulary.encode
         text = [
             b"" if token_id in vocabulary.special_token_ids else token
             for token_id, token in enumerate(vocabulary.token_bytes)
@@ -104,7 +122,7 @@ class XGrammarBackend:
             native = self._compile(constraint)
         except (RuntimeError, ValueError, TypeError) as error:
             raise ConstraintRejected(_reason(error), constraint.field) from error
-        return XGrammarGrammar(native, self._end_token_id)
+        return XGrammarGrammar(native, self._end_token_id, self._encode)
 
     def _compile(self, constraint: Constraint) -> xgrammar.CompiledGrammar:
         kind, value = constraint.kind, constraint.value

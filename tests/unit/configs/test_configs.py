@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import yaml
 
-from common.config.engine import EngineConfig
+from common.config.engine import EngineConfig, SpeculativeConfig
 from common.config.loader import load_section, role_engine_config
 from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
@@ -36,9 +36,11 @@ def test_what_the_default_file_calls_a_default_is_one():
     for name, section in (("prefill", PrefillConfig), ("decode", DecodeConfig), ("proxy", ProxyConfig)):
         kept = {key: value for key, value in written[name].items() if key != "fleet"}
         assert msgspec.convert(kept, section) == section(), name
-    differing = {"model", "dtype", "kv_cache_bytes", "tool_parser"}
+    differing = {"model", "dtype", "kv_cache_bytes", "tool_parser", "speculative_config"}
     kept = {key: value for key, value in written["engine"].items() if key not in differing}
     assert msgspec.convert({**kept, "model": ""}, EngineConfig) == EngineConfig(model="")
+    guessing = {**written["engine"]["speculative_config"], "method": "none"}
+    assert msgspec.convert(guessing, SpeculativeConfig) == SpeculativeConfig()
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.name)

@@ -1,5 +1,5 @@
-"""Whatever the order of grammars, pulls, aborts, preemptions and failures: every request ends once, with the right
-tokens, no pull precedes its grammar, and nothing leaks."""
+"""Whatever the order of grammars, pulls, aborts, preemptions, drafts and failures: every request ends once, with the
+right tokens, no pull precedes its grammar, and nothing leaks."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,8 @@ from common.ids import RequestId
 from tests.support.fake_engine import MAX_STEPS, FakeEngine, ask, greedy, make_engine
 from tests.support.fake_grammar import FakeTicket, up_to
 from tests.support.fake_kv import reference_to
-from tests.support.fake_model import EOS, continuation, next_token
+from tests.support.fake_model import EOS, VOCAB_SIZE, continuation, next_token
+from tests.support.oracle_drafts import OracleDrafts
 
 BLOCK_SIZE = 4
 ON_FIRE = "the device is on fire"
@@ -82,8 +83,11 @@ class EngineUnderTrouble(RuleBasedStateMachine):
         assert asked.ticket is None or asked.ticket.state is CompileState.READY, "a pull before its grammar"
         assert plan.end_token == len(asked.prompt) - 1
 
-    @initialize(wanted=st.lists(WANTED, min_size=3, max_size=6))
-    def open_the_doors(self, wanted: list[Wanted]) -> None:
+    @initialize(wanted=st.lists(WANTED, min_size=3, max_size=6), has_drafts=st.booleans(), seed=st.integers(0, 99))
+    def open_the_doors(self, wanted: list[Wanted], has_drafts: bool, seed: int) -> None:
+        self.truth: dict[tuple[str, int], list[int]] = {}
+        if has_drafts:
+            self.engine.core.scheduler.drafts = OracleDrafts(self.truth, VOCAB_SIZE, seed)
         for each in wanted:
             self.submit(each)
 
@@ -101,6 +105,8 @@ class EngineUnderTrouble(RuleBasedStateMachine):
             wanted.kind == "handoff",
         )
         self.all[request_id] = asked
+        for index in range(asked.num_choices):
+            self.truth[request_id, index] = asked.expected()
         request = ask(
             request_id,
             prompt,

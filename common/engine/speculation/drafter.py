@@ -1,0 +1,68 @@
+"""Which tokens a step checks beyond the one it must compute: the grammar's word first, then what the text said before.
+
+Journey row 8. Owns: the order of the guessers and the rules every draft obeys: no stop token, nothing the grammar
+refuses, nothing beyond `max_tokens`. Does not know: blocks, budgets; the scheduler asks for what it has room for.
+"""
+
+from collections.abc import Sequence
+
+from common.config.engine import SpeculativeConfig
+from common.engine.scheduling.sequence import Request
+from common.engine.speculation.guesses import Guesses
+
+
+class Drafter:
+    """Implements `common.engine.scheduling.drafting.DraftSource`.
+
+    Args:
+        config: who guesses, and how much.
+        max_model_len_tokens: no draft reaches beyond.
+    """
+
+    def __init__(self, config: SpeculativeConfig, max_model_len_tokens: int) -> None:
+        self._config = config
+        self._uses_grammar = "grammar" in config.method
+        self._uses_ngrams = "ngram" in config.method
+        self._max_model_len_tokens = max_model_len_tokens
+
+    @property
+    def max_batch(self) -> int:
+        """With more requests running than this, nobody drafts: their forward is busy enough."""
+        return self._config.disable_by_batch_size
+
+    def draft(self, request: Request, limit: int) -> tuple[int, ...]:
+        """Up to `limit` tokens that may follow the last token of a running decode; often none."""
+        guesses = request.guesses
+        if guesses is None:
+            guesses = request.guesses = Guesses(self._config)
+        limit = min(
+            limit,
+            guesses.pace.length_tokens,
+            request.sampling.max_tokens - request.num_output_tokens - 1,
+            self._max_model_len_tokens - request.num_tokens - 1,
+        )
+        if limit < 1 or not guesses.pace.may_draft():
+            return ()
+        tokens = self._forced(request)[:limit]
+        if not tokens and self._uses_ngrams:
+            tokens = guesses.ngrams.draft(request.token_ids, limit)
+        return _checked(tokens, request)
+
+    def settle(self, request: Request, num_drafted: int, num_right: int) -> None:
+        """`num_right` of the `num_drafted` tokens of its last draft came."""
+        if request.guesses is not None:
+            request.guesses.pace.settle(num_drafted, num_right)
+
+    def _forced(self, request: Request) -> Sequence[int]:
+        if not self._uses_grammar or request.matcher is None:
+            return ()
+        return request.matcher.forced()
+
+
+def _checked(tokens: Sequence[int], request: Request) -> tuple[int, ...]:
+    """The leading tokens that are text, and that the grammar would take."""
+    stop = next((place for place, token in enumerate(tokens) if token in request.stop_ids), len(tokens))
+    draft = tuple(tokens[:stop])
+    if draft and request.matcher is not None:
+        return draft[: request.matcher.validate(draft)]
+    return draft
