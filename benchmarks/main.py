@@ -12,6 +12,7 @@ BENCHMARKS = {
     "sampler": "the sampling pipeline, beside vLLM's Sampler",
     "grammar": "time to a grammar's first mask and what each backend enforces",
     "itl": "inter-token latency of free streams beside slow masks and hostile constraints",
+    "speculation": "time per output token with and without guesses, by kind of text",
     "kv": "KV pulls beside a bare NIXL READ of the same bytes",
     "overhead": "what the proxy adds, with mock engines, beside other proxies",
     "roofline": "bytes and flops of a step against what this machine can do",

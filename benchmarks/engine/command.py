@@ -133,7 +133,9 @@ def _start_ours(stack: ExitStack, args: argparse.Namespace) -> list[Target]:
     """One pair per dtype, stopped with `stack`; none without a config."""
     targets = []
     for dtype in (args.dtype or [None]) if args.config else []:
-        urls, pids = stack.enter_context(running_pair(args.config, {"dtype": dtype} if dtype else {}))
+        # Without guesses: greedy text after random words soon repeats itself, and would be guessed too well.
+        keys = {"speculative_config": {"method": "none"}} | ({"dtype": dtype} if dtype else {})
+        urls, pids = stack.enter_context(running_pair(args.config, keys))
         targets += [Target(f"{name} {dtype}" if dtype else name, url, pids) for name, url in urls.items()]
     return targets
 
