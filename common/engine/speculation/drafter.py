@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from common.config.engine import SpeculativeConfig
 from common.engine.scheduling.sequence import Request
 from common.engine.speculation.guesses import Guesses
+from common.engine.speculation.pace import DraftPace
 
 
 class Drafter:
@@ -37,15 +38,17 @@ class Drafter:
             guesses = request.guesses = Guesses(self._config)
         limit = min(
             limit,
-            guesses.pace.length_tokens,
             request.sampling.max_tokens - request.num_output_tokens - 1,
             self._max_model_len_tokens - request.num_tokens - 1,
         )
-        if limit < 1 or not guesses.pace.may_draft():
+        if limit < 1:
             return ()
-        tokens = self._forced(request)[:limit]
-        if not tokens and self._uses_ngrams:
-            tokens = guesses.ngrams.draft(request.token_ids, limit)
+        tokens = self._forced(request, guesses.grammar_pace, limit)
+        if tokens:
+            guesses.pace = guesses.grammar_pace
+        elif self._uses_ngrams and guesses.ngram_pace.may_draft():
+            guesses.pace = guesses.ngram_pace
+            tokens = guesses.ngrams.draft(request.token_ids, min(limit, guesses.pace.length_tokens))
         return _checked(tokens, request)
 
     def settle(self, request: Request, num_drafted: int, num_right: int) -> None:
@@ -53,10 +56,11 @@ class Drafter:
         if request.guesses is not None:
             request.guesses.pace.settle(num_drafted, num_right)
 
-    def _forced(self, request: Request) -> Sequence[int]:
+    def _forced(self, request: Request, pace: DraftPace, limit: int) -> Sequence[int]:
         if not self._uses_grammar or request.matcher is None:
             return ()
-        return request.matcher.forced()
+        forced = request.matcher.forced()
+        return forced[: min(limit, pace.length_tokens)] if forced and pace.may_draft() else ()
 
 
 def _checked(tokens: Sequence[int], request: Request) -> tuple[int, ...]:

@@ -1,26 +1,27 @@
-"""How long a request's next draft may be, learnt from how its last ones fared.
+"""How long a guesser's next draft for a request may be, learnt from how its last ones fared.
 
-Owns: the numbers of one request. Drafts that hold grow; drafts that fail shrink, then pause, ever longer: a text that
-cannot be guessed soon costs nothing. Does not know: tokens.
+Owns: the numbers of one guesser and one request. Drafts that hold grow; drafts that fail shrink, then pause, ever
+longer: a text that cannot be guessed soon costs nothing. Does not know: tokens.
 """
 
 LONGEST_PAUSE_STEPS = 32
 
 
 class DraftPace:
-    """Starts with short drafts.
+    """What is known so far.
 
     Args:
         most_tokens: a draft is never longer.
+        first_tokens: length of the first one.
     """
 
     __slots__ = ("_most_tokens", "_num_failed", "_pause_steps", "length_tokens")
 
-    def __init__(self, most_tokens: int) -> None:
+    def __init__(self, most_tokens: int, first_tokens: int) -> None:
         self._most_tokens = most_tokens
         self._num_failed = 0
         self._pause_steps = 0
-        self.length_tokens = min(2, most_tokens)
+        self.length_tokens = min(first_tokens, most_tokens)
 
     def may_draft(self) -> bool:
         """Whether this step drafts; a pause gets one step shorter."""

@@ -35,7 +35,7 @@ def test_a_free_text_gets_what_followed_its_last_tokens_before() -> None:
 
 
 def test_a_grammar_without_a_choice_is_asked_first() -> None:
-    assert drafted(decode(matcher=matcher_of(9, 7))) == (7, 7)
+    assert drafted(decode(matcher=matcher_of(9, 7))) == (7, 7, 7, 7), "and trusted from the first draft on"
     only_text = SpeculativeConfig(method="ngram")
     assert drafted(decode(matcher=matcher_of(9, *range(1, 9))), only_text) == (4, 5)
 
@@ -68,6 +68,14 @@ def test_no_draft_reaches_beyond_max_tokens_the_context_or_what_there_is_room_fo
     assert drafted(decode(), context=len(SAID) + 2) == (4,)
     assert drafted(decode(), limit=1) == (4,)
     assert drafted(decode(), limit=0) == ()
+
+
+def test_wrong_guesses_of_one_do_not_hold_the_other_up() -> None:
+    drafter, request = Drafter(BOTH, 100), decode(matcher=matcher_of(9, *range(1, 9)))
+    assert drafter.draft(request, 10) == (4, 5)
+    drafter.settle(request, 2, 0)
+    request.matcher = matcher_of(9, 7)
+    assert drafter.draft(request, 10) == (7, 7, 7, 7)
 
 
 def test_how_drafts_fare_sets_how_long_the_next_ones_are() -> None:
