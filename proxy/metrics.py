@@ -130,7 +130,7 @@ class ProxyMetrics:
         self._tallies: dict[str, Tally] = {}
         self._histograms: dict[str, Durations] = {}
         self._gauges: dict[str, _Watched] = {}
-        self._rows: dict[str, tuple[DurationRow, dict[str, DurationRow]]] = {}
+        self._rows: dict[str, tuple[DurationRow, Mapping[str, DurationRow]]] = {}
         self._ttft = self._durations(TTFT.name, "Request received to first token sent.", TTFT.labels, TTFT_BUCKETS_S)
         self._stages = self._durations(TTFT_STAGE.name, TTFT_STAGE.help, TTFT_STAGE.labels, STAGE_BUCKETS_S)
         lag = self._durations("pd_proxy_loop_lag_seconds", "How late the event loop was, sampled.", (), SHORT_BUCKETS_S)
@@ -156,9 +156,13 @@ class ProxyMetrics:
         if rows is None:
             stages = {stage: self._stages.row(stage, kind) for stage in stages_s}
             rows = self._rows[kind] = (self._ttft.row(kind), stages)
-        rows[0].observe(ttft_s)
+        whole, parts = rows
+        whole.observe(ttft_s)
         for stage, seconds in stages_s.items():
-            rows[1][stage].observe(seconds)
+            # As `observe`, without a call for each of a dozen stages of every request.
+            row = parts[stage]
+            row.counts[bisect_left(STAGE_BUCKETS_S, seconds) if seconds else 0] += 1
+            row.sum_s += seconds
 
     def snapshot(self) -> Snapshot:
         """Everything as it stands."""

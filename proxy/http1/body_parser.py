@@ -4,9 +4,11 @@ Owns: the three ways a body can end. Does not know: heads, sockets, in which dir
 """
 
 from enum import Enum
+from functools import lru_cache
 
 MAX_TRAILER_BYTES = 64 << 10
 _MAX_CHUNK_LINE_BYTES = 4096
+_MAX_DIGITS = 8
 _HEX = b"0123456789abcdefABCDEF"
 
 
@@ -51,9 +53,11 @@ class BodyParser:
         Raises:
             Malformed: no body as it was announced.
         """
+        may_be_plain = True  # asked once: looking for line breaks again behind every chunk would add up
         while at < len(buffer) and self.part is not Part.DONE:
-            if self.part is Part.CHUNK_SIZE:
-                at = _whole_chunks(buffer, at, pieces)
+            if may_be_plain and self.part is Part.CHUNK_SIZE:
+                at, may_be_plain = _whole_chunks(buffer, at, pieces), False
+                continue
             moved = self._step(buffer, at, pieces)
             if moved == at:
                 break
@@ -127,26 +131,20 @@ class BodyParser:
 
 
 def _whole_chunks(buffer: bytes, at: int, pieces: list[bytes]) -> int:
-    """The common case in one go: plain chunks that lie in `buffer` completely; the position after the last of them.
-
-    Events of a stream are often equally long: a size line that repeats the one before is not read again.
-    """
-    line, size = b"", 0
-    while True:
-        if line and buffer.startswith(line, at):
-            data = at + len(line)
-        else:
-            data = buffer.find(b"\r\n", at) + 2
-            if data < 2:
-                return at
-            digits = buffer[at : data - 2]
-            if not digits or digits.translate(None, _HEX):
-                return at
-            line, size = buffer[at:data], int(digits, 16)
-            if size == 0:
-                return at
-        end = data + size
-        if not buffer.startswith(b"\r\n", end):
+    """The common case in one go: plain chunks without a line break inside; the position after the last of them."""
+    parts = (buffer[at:] if at else buffer).split(b"\r\n")
+    # What stands behind the last line break is no whole chunk yet.
+    for digits, piece in zip(parts[0:-1:2], parts[1:-1:2], strict=False):
+        if len(piece) != _size_of(digits):
             return at
-        pieces.append(buffer[data:end])
-        at = end + 2
+        pieces.append(piece)
+        at += len(digits) + len(piece) + 4
+    return at
+
+
+@lru_cache(maxsize=4096)
+def _size_of(digits: bytes) -> int | None:
+    """What a plain size line says; None for the last chunk's and for lines that must be looked at more closely."""
+    if not digits or len(digits) > _MAX_DIGITS or digits.translate(None, _HEX):
+        return None
+    return int(digits, 16) or None

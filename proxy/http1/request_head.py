@@ -27,7 +27,7 @@ class RequestHead(msgspec.Struct):
     Attributes:
         method: as sent.
         path: of the target, unquoted, without the query.
-        headers: names in lower case; values of repeated names are joined by a comma.
+        headers: names in lower case; values of repeated names are joined by a comma; what is no UTF-8 is replaced.
         num_bytes: length of the body where the request tells it; 0 without a body.
         is_chunked: whether the body tells its own end.
         is_http10: the older version: no chunks in the answer.
@@ -55,7 +55,7 @@ class HeadReader:
         Raises:
             Malformed: it is none, or one that could be read in two ways.
         """
-        text = head.decode("utf-8", "surrogateescape")
+        text = head.decode("utf-8", "replace")
         request_line, *lines = text.split("\r\n")
         if head.translate(None, _TEXT) != b"\r\n" * len(lines):
             raise Malformed("control characters in the head")
