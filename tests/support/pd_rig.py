@@ -10,13 +10,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import aiohttp
 import msgspec
 import torch
 
-from common.clock import SystemClock
+from common.clock import ManualClock, SystemClock
 from common.engine.async_engine import AsyncEngine
 from common.engine.chat_template import ChatTemplate
 from common.engine.core import EngineCore
@@ -51,6 +52,9 @@ from tests.support.serving_rig import RecordingKvControl, RecordingReferences
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 64
 CONTEXT_TOKENS = BLOCK_SIZE * NUM_BLOCKS
+FIRST_MESSAGE = "{{ messages[0].content }}"
+YEARS = {"prefill": 1999, "decode": 2042}
+"""The year that each role's chat template is told."""
 
 
 class SlowModel(FakeModel):
@@ -149,14 +153,22 @@ class PdRig:
 
 @asynccontextmanager
 async def pd_rig(
-    *, prefill_s: float, compile_s: float, collector: Collector | None = None, **proxy: Any
+    *,
+    prefill_s: float,
+    compile_s: float,
+    collector: Collector | None = None,
+    template: str = FIRST_MESSAGE,
+    **proxy: Any,
 ) -> AsyncIterator[PdRig]:
-    """A started rig; `proxy` are keys of `proxy:` as in the file; `collector` gets the engines' spans."""
+    """A started rig; `proxy` are keys of `proxy:` as in the file; `collector` gets the engines' spans.
+
+    `template` is the model's, as it is on P and on D; they live in different years (`YEARS`).
+    """
     async with AsyncExitStack() as stack:
         sink, p_storage, d_storage = FakeSink(BLOCK_SIZE), *(fake_storage(NUM_BLOCKS, BLOCK_SIZE) for _ in "PD")
         wake = EngineWake()
         source = WakingSource(sink, p_storage, d_storage, wake=wake)
-        start = _Start(stack, prefill_s, compile_s, collector)
+        start = _Start(stack, prefill_s, compile_s, collector, template)
         p = await start.engine("prefill", p_storage, EngineWake(), sink=sink)
         d = await start.engine("decode", d_storage, wake, source=source)
         fleet = msgspec.convert({"prefill": [p.url], "decode": [d.url], **FAST_PROBES}, FleetConfig)
@@ -175,6 +187,7 @@ class _Start:
     prefill_s: float
     compile_s: float
     collector: Collector | None
+    template: str
     exporters: list[TraceExporter] = field(default_factory=list)
 
     async def engine(
@@ -212,7 +225,8 @@ class _Start:
         context = SamplingContext(
             tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, max_model_len_tokens=CONTEXT_TOKENS
         )
-        surface.open(engine_parts(engine, grammars, metrics, context, is_prefill=sink is not None))
+        template = ChatTemplate(self.template, {}, ManualClock(seconds_until(YEARS[role])))
+        surface.open(engine_parts(engine, grammars, metrics, context, is_prefill=sink is not None, template=template))
         app = build_app(surface, metrics, AppSettings(role=role, engine_id=role), self._traces(role))
         server = HttpServer(app, "127.0.0.1", 0, 1.0)
         await server.start()
@@ -227,8 +241,19 @@ class _Start:
         return EngineTraces(role, exporter, SystemClock())
 
 
+def seconds_until(year: int) -> float:
+    """Wall-clock seconds in the middle of `year`."""
+    return datetime(year, 7, 1).timestamp()
+
+
 def engine_parts(
-    engine: AsyncEngine, grammars: GrammarService, metrics: Metrics, context: SamplingContext, *, is_prefill: bool
+    engine: AsyncEngine,
+    grammars: GrammarService,
+    metrics: Metrics,
+    context: SamplingContext,
+    *,
+    is_prefill: bool,
+    template: ChatTemplate | None = None,
 ) -> Parts:
     """What an engine of a rig serves with: P hands off, D takes unsigned references."""
     clock = SystemClock()
@@ -238,7 +263,7 @@ def engine_parts(
         created_s=0,
         max_model_len_tokens=context.max_model_len_tokens,
         tokenizer=context.tokenizer,
-        chat_template=ChatTemplate("{{ messages[0].content }}", {}, clock),
+        chat_template=template or ChatTemplate(FIRST_MESSAGE, {}, clock),
     )
     gate = KvGate(None if is_prefill else Unsigned(), hands_off=is_prefill)
     return Parts(
