@@ -31,8 +31,12 @@ _EVENT = b"data: " + msgspec.json.encode({**_HEAD, "choices": [{**_CHOICE, "fini
 _OK = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
 
 
+_REFUSED = b'{"error":{"message":"temperature must be >= 0","type":"invalid_request_error","param":null,"code":"x"}}'
+
+
 class _Asked(msgspec.Struct):
     stream: bool = False
+    temperature: float = 1.0
 
 
 def make_app(role: str, num_chunks: int, pause_s: float) -> web.Application:
@@ -42,6 +46,8 @@ def make_app(role: str, num_chunks: int, pause_s: float) -> web.Application:
     async def complete(request: web.Request) -> web.StreamResponse:
         seen[0] += 1
         asked = msgspec.json.decode(await request.read(), type=_Asked)
+        if asked.temperature < 0:
+            return web.Response(status=400, body=_REFUSED, content_type="application/json")
         if role == "P":
             return web.Response(body=_PREFILLED, content_type="application/json")
         if not asked.stream:
