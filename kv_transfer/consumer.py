@@ -7,6 +7,7 @@ Does not know: grammar, scheduling. Nothing is read before `start_pull`: that is
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from threading import Lock
 
 import structlog
 
@@ -34,7 +35,7 @@ from kv_transfer.peers import PeerBook
 from kv_transfer.producer import pool_region
 from kv_transfer.puller import Puller
 from kv_transfer.stats import ConsumerStats, Histogram
-from kv_transfer.transfer import LeaseKey, Pull, PullState
+from kv_transfer.transfer import ENDED, LeaseKey, Pull, PullState
 
 _LOG = structlog.get_logger(__name__)
 FIRST_BEAT_S = 0.25
@@ -91,6 +92,7 @@ class KVConsumer:
         self._leases: dict[LeaseKey, RequestId] = {}
         self._consumed: OrderedDict[LeaseKey, None] = OrderedDict()
         self._failure: str | None = None
+        self._failing = Lock()
         self._told_at_s = float("-inf")
         self._num_done = self._num_cancelled = self._num_bytes = self._num_descriptors = 0
         self._num_failed = dict.fromkeys(FailureCause, 0)
@@ -177,13 +179,14 @@ class KVConsumer:
         return min(wanted) if wanted else None
 
     def fail(self, reason: str) -> None:
-        """The driver is dead: every pull fails, now and from now on."""
-        self._failure = reason
-        while self._commands:
-            self._commands.popleft()()
-        for pull in tuple(self._pulls.values()):
-            if pull.state is not PullState.EXPECTED:
-                self._finish(pull, TransferStatus.FAILED, Failure(FailureCause.DISCONNECTED, reason))
+        """The driver is dead: every pull fails, now and from now on, on whatever thread asks for one."""
+        with self._failing:
+            self._failure = reason
+            while self._commands:
+                self._commands.popleft()()
+            for pull in tuple(self._pulls.values()):
+                if pull.state is not PullState.EXPECTED:
+                    self._finish(pull, TransferStatus.FAILED, Failure(FailureCause.DISCONNECTED, reason))
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -259,6 +262,7 @@ class KVConsumer:
         self._tell_abort(pull)
 
     def _settle(self, pull: Pull) -> None:
+        """Report what has ended; only then is the transport given back what it kept, which costs as much again."""
         if pull.state is PullState.DONE:
             self._num_bytes += pull.num_bytes
             self._num_descriptors += pull.num_descriptors
@@ -272,6 +276,8 @@ class KVConsumer:
             # P stopped in the middle, and the transport does not end: nobody has to wait for it.
             pull.is_late = pull.is_cancelled = True
             self._report(pull, TransferStatus.LATE, Failure(FailureCause.TIMEOUT, "the pull did not end in time"))
+        if pull.state in ENDED:
+            self._puller.let_go(pull)
 
     def _finish(self, pull: Pull, status: TransferStatus, failure: Failure | None) -> None:
         """Report, then tell P: the engine is not kept waiting for the notification."""

@@ -115,8 +115,12 @@ class GuardLanding:
     def take(self) -> int:
         """A place, wiped. The caller looks at `num_free` first."""
         place = self._free.popleft()
-        self._words[place] = 0
+        self.wipe(place)
         return place
+
+    def wipe(self, place: int) -> None:
+        """Forget what arrived, before something else may."""
+        self._words[place] = 0
 
     @property
     def grid(self) -> BlockGrid:

@@ -4,8 +4,11 @@ Owns: sockets and time limits of the handshake. Does not know: what the messages
 """
 
 import http.client
+import socket
+import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,13 +56,38 @@ class HttpHandshakeClient:
 
 
 def _visit(address: PeerAddress, visit: HandshakeVisit, timeout_s: float) -> Answer:
+    is_cut = threading.Event()
     try:
         with closing(http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)) as connection:
-            visit.judge_offer(_exchange(connection, "GET", None))
-            return visit.judge_answer(_exchange(connection, "POST", visit.hello()))
+            connection.connect()
+            with _cut_after(connection, timeout_s, is_cut):
+                visit.judge_offer(_exchange(connection, "GET", None))
+                return visit.judge_answer(_exchange(connection, "POST", visit.hello()))
     except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a host name that is none
-        message = f"no handshake with {address.host}:{address.port}: {type(error).__name__} {error}"
+        why = "timed out" if is_cut.is_set() else f"{type(error).__name__} {error}"
+        message = f"no handshake with {address.host}:{address.port}: {why}"
         raise HandshakeFailed(message) from error
+
+
+@contextmanager
+def _cut_after(connection: http.client.HTTPConnection, timeout_s: float, is_cut: threading.Event) -> Iterator[None]:
+    """End the conversation at its time: a socket's own timeout begins anew with every byte, and a peer may drip."""
+    first = connection.sock
+
+    def cut() -> None:
+        is_cut.set()
+        for connected in (first, connection.sock):  # another one, if P closed the first between the phases
+            if connected is not None:
+                with suppress(OSError):  # it has ended by itself
+                    connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(timeout_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _exchange(connection: http.client.HTTPConnection, method: str, body: bytes | None) -> HttpReply:

@@ -20,6 +20,9 @@ from kv_transfer.guard import GuardTable
 from kv_transfer.interface import ReleaseCause
 from kv_transfer.reference import GENERATION_BYTES, lease_id
 
+REMEMBERED_CANCELS = 8192
+"""Most cancellations of requests without a lease that are kept; the oldest goes first."""
+
 
 class LeaseState(Enum):
     """Where a lease stands."""
@@ -97,6 +100,7 @@ class LeaseBook:
             self._held[name] = lease
             self._by_request.setdefault(request_id, set()).add(name)
             heapq.heappush(self._expiries, (lease.expires_at_s, name))
+            self._forget_early_cancels()
             if self._cancelled_early.pop(request_id, None) is not None:
                 self._end(lease, LeaseState.RELEASED, ReleaseCause.CANCELLED)
             return name
@@ -129,6 +133,10 @@ class LeaseBook:
             for name in names:
                 self._end(self._held[name], LeaseState.RELEASED, ReleaseCause.CANCELLED)
             if not names:
+                self._forget_early_cancels()
+                self._cancelled_early.pop(request_id, None)  # so that the oldest stay in front
+                if len(self._cancelled_early) >= REMEMBERED_CANCELS:
+                    del self._cancelled_early[next(iter(self._cancelled_early))]
                 self._cancelled_early[request_id] = self._clock.now_s() + self._ttl_s
             return len(names)
 
@@ -154,8 +162,7 @@ class LeaseBook:
                     continue
                 self._end(lease, LeaseState.EXPIRED, ReleaseCause.EXPIRED)
                 num_expired += 1
-            for request_id in [key for key, at_s in self._cancelled_early.items() if at_s <= now_s]:
-                del self._cancelled_early[request_id]
+            self._forget_early_cancels()
             return num_expired
 
     def next_expiry_s(self) -> float | None:
@@ -189,6 +196,15 @@ class LeaseBook:
             by_request = sum(len(names) for names in self._by_request.values())
             if len(set(slots)) != len(slots) or by_request != len(slots) or not all(self._by_request.values()):
                 raise AssertionError("leases, slots and requests do not add up")
+
+    def _forget_early_cancels(self) -> None:
+        """Drop those whose time has passed; the oldest stand in front."""
+        now_s, early = self._clock.now_s(), self._cancelled_early
+        while early:
+            request_id, until_s = next(iter(early.items()))
+            if until_s > now_s:
+                return
+            del early[request_id]
 
     def _end(self, lease: Lease, state: LeaseState, cause: ReleaseCause) -> None:
         # The guard word falls first: whoever reads from now on learns that the blocks may change under it.

@@ -14,7 +14,7 @@ from common.ids import EngineId
 from common.state_machine import Transitions
 from kv_transfer import notifications
 from kv_transfer.backends.backend import PreparedGrid
-from kv_transfer.endpoint import GuardRead
+from kv_transfer.endpoint import GuardRead, PeerWords
 from kv_transfer.handshake import Answer, HandshakeVisit
 from kv_transfer.handshake_client import PeerAddress
 from kv_transfer.interface import Failure
@@ -49,12 +49,11 @@ class Peer:
         call: the HTTP exchange.
         answer: P's metadata, pool and guard table, from GREETING on.
         grid: P's pool, prepared for reading.
-        guard_grid: P's guard table, prepared for reading.
+        words: P's guard table, and who reads from P.
         greeting: word 0 in flight.
         failure: why it is FAILED, until `retry_at_s`.
         outbox: messages for P that wait for READY.
         attends: whether reads from it were seen to need P's help (tcp), so that P is told at once.
-        num_reads: block reads in flight; its memory map stays until they have ended.
     """
 
     engine_id: EngineId
@@ -66,13 +65,17 @@ class Peer:
     state: PeerState = field(default=PeerState.CONNECTING)
     answer: Answer | None = None
     grid: PreparedGrid | None = None
-    guard_grid: PreparedGrid | None = None
+    words: PeerWords | None = None
     greeting: GuardRead | None = None
     failure: Failure | None = None
     retry_at_s: float = 0.0
     outbox: list[notifications.Notification] = field(default_factory=list)
     attends: bool = False
-    num_reads: int = 0
+
+    @property
+    def is_read_from(self) -> bool:
+        """Whether reads are in flight, or may still be posted: its memory map must stay."""
+        return self.words is not None and self.words.num_reads > 0
 
     def move_to(self, state: PeerState) -> None:
         """Raise `IllegalTransition` unless the table has the move."""

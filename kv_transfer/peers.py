@@ -15,7 +15,7 @@ from common.wire.kv_params import KvReference
 from kv_transfer import guard, notifications
 from kv_transfer.backends.backend import BlockGrid
 from kv_transfer.descriptors import layout_differences
-from kv_transfer.endpoint import Endpoint, GuardReads
+from kv_transfer.endpoint import Endpoint, GuardReads, PeerWords
 from kv_transfer.handshake import Answer, HandshakeVisit
 from kv_transfer.handshake_client import HandshakeClient, PeerAddress
 from kv_transfer.interface import Failure, FailureCause
@@ -92,6 +92,7 @@ class PeerBook:
 
     def step(self) -> float | None:
         """Advance every peer; seconds until it is worth doing again, None when nothing is under way."""
+        self._sweep()
         delays: list[float] = []
         for peer in tuple(self._peers.values()):
             try:
@@ -101,7 +102,6 @@ class PeerBook:
                 continue
             if delay_s is not None:
                 delays.append(delay_s)
-        self._sweep()
         if self._leaving or self._guard_reads.num_given_up:
             delays.append(LEAVING_POLL_S)
         return min(delays) if delays else None
@@ -127,8 +127,10 @@ class PeerBook:
         if peer.state in (PeerState.CONNECTING, PeerState.GREETING):
             if now_s >= peer.deadline_s:
                 raise HandshakeFailed(f"no handshake with {peer.address.host}:{peer.address.port} in time")
-            return GREETING_POLL_S if peer.state is PeerState.GREETING else peer.deadline_s - now_s
-        if now_s - peer.used_at_s >= self._endpoint.settings.peer_ttl_s and peer.num_reads == 0:
+            if peer.state is PeerState.GREETING:
+                return GREETING_POLL_S
+            return LEAVING_POLL_S if peer.call.done() else peer.deadline_s - now_s
+        if now_s - peer.used_at_s >= self._endpoint.settings.peer_ttl_s and not peer.is_read_from:
             self._forget(peer)
         return None
 
@@ -138,8 +140,8 @@ class PeerBook:
         differing = layout_differences(self._endpoint.layout, answer.layout)
         if differing:
             raise IncompatiblePeer("the KV pools differ in " + ", ".join(differing))
-        if not self._guard_reads.has_room:
-            return  # next step
+        if not self._guard_reads.has_room or any(other.engine_id == peer.engine_id for other in self._leaving):
+            return  # later: a place is needed, and a map that is still read through must not be replaced
         if peer.engine_id in self._added:
             backend.remove_peer(peer.engine_id)
         name = backend.add_peer(answer.metadata)
@@ -149,21 +151,22 @@ class PeerBook:
             raise HandshakeFailed(f"the metadata is of agent {name!r}, not of engine {peer.engine_id!r}")
         peer.answer = answer
         peer.grid = backend.prepare(name, BlockGrid.of_pool(answer.layout))
-        peer.guard_grid = backend.prepare(name, guard.word_grid(answer.guard_address, answer.guard_slots))
-        peer.greeting = self._guard_reads.post(peer.guard_grid, 0)
+        words = backend.prepare(name, guard.word_grid(answer.guard_address, answer.guard_slots))
+        peer.words = PeerWords(words)
+        peer.greeting = self._guard_reads.post(peer.words, 0)
         peer.move_to(PeerState.GREETING)
 
     def _greeted(self, peer: Peer) -> None:
         if peer.greeting is None:
             return
-        word = self._guard_reads.take(peer.greeting)
-        peer.greeting = None
+        word = self._guard_reads.word(peer.greeting)
+        self._drop_greeting(peer)
         if word != guard.header(peer.engine_id):
             raise HandshakeFailed("the memory behind the handshake is not this engine's")
         peer.move_to(PeerState.READY)
         _LOG.info("kv_transfer.peer_ready", peer=peer.engine_id, host=peer.address.host, port=peer.address.port)
         for other in tuple(self._peers.values()):
-            if other.address == peer.address and other is not peer and other.num_reads == 0:
+            if other.address == peer.address and other is not peer and not other.is_read_from:
                 self._forget(other)
         outbox, peer.outbox = peer.outbox, []
         for message in (notifications.Hello(), *outbox):
@@ -190,17 +193,17 @@ class PeerBook:
 
     def _drop_greeting(self, peer: Peer) -> None:
         if peer.greeting is not None:
-            self._guard_reads.give_up(peer.greeting)
+            self._guard_reads.let_go(peer.greeting)
             peer.greeting = None
 
     def _sweep(self) -> None:
         """Give back what belonged to peers that are gone, once nothing reads from them any more."""
         self._guard_reads.sweep()
         for peer in tuple(self._leaving):
-            if peer.num_reads > 0:
+            if peer.is_read_from:
                 continue
             self._leaving.remove(peer)
-            for grid in (peer.grid, peer.guard_grid):
+            for grid in (peer.grid, peer.words.grid if peer.words else None):
                 if grid is not None:
                     grid.release()
             if peer.engine_id not in self._peers and peer.engine_id in self._added:

@@ -111,6 +111,9 @@ class KVProducer:
             prompt_token_ids=tuple(prompt_token_ids),
         )
         name = self._leases.hold(request_id, lambda lease_id: digest(replace(unnamed, lease_id=lease_id)))
+        if self._failure is not None:  # in that very moment: nobody would ever end this one
+            self._leases.release(name, ReleaseCause.CANCELLED)
+            raise TransferError(f"KV cannot be handed over: {self._failure}")
         self._eager_until_s = self._clock.now_s() + EAGER_FOR_S
         self._wake_driver()
         return sign(replace(unnamed, lease_id=name), self._settings.secret)

@@ -7,7 +7,7 @@ transport says so, whatever the clock or the caller wants: releasing a NIXL requ
 
 import numpy as np
 
-from common.errors import PeerDisconnected, ReferenceRefused, TransferError
+from common.errors import Bug, PeerDisconnected, ReferenceRefused, TransferError
 from kv_transfer import notifications
 from kv_transfer.backends.backend import BlockGrid, Read
 from kv_transfer.descriptors import byte_ranges, check_bounds, in_memory_order, whole_blocks
@@ -17,7 +17,7 @@ from kv_transfer.handshake import Answer
 from kv_transfer.interface import Failure, FailureCause, PullOrder
 from kv_transfer.peer import Peer, PeerState
 from kv_transfer.peers import PeerBook, failure_cause
-from kv_transfer.transfer import Pull, PullState
+from kv_transfer.transfer import ENDED, Pull, PullState
 
 ATTEND_AFTER_S = 0.0005
 """A guard word takes microseconds unless the transport needs P's help; then P is asked to poll often."""
@@ -50,8 +50,13 @@ class Puller:
                 self._step(pull)
             except TransferError as error:
                 self._broke(pull, error)
-            if pull.state is before:
+            if pull.state is before or pull.state in ENDED:
                 return
+
+    def let_go(self, pull: Pull) -> None:
+        """Give the transport back what it kept for a pull that has ended."""
+        self._drop_read(pull)
+        self._drop_guard_read(pull)
 
     def _step(self, pull: Pull) -> None:
         if pull.state is not PullState.READING and self._gives_up(pull):
@@ -76,7 +81,6 @@ class Puller:
         if pull.failure is not None:
             self._end(pull, pull.failure)
         elif pull.is_cancelled:
-            self._drop_guard_read(pull)
             pull.move_to(PullState.CANCELLED)
         elif self._endpoint.is_past(pull.deadline_s):
             self._end(pull, Failure(FailureCause.TIMEOUT, "the pull did not end in time"))
@@ -89,7 +93,7 @@ class Puller:
         if peer.failure is not None:
             self._end(pull, peer.failure)
             return
-        if peer.state is not PeerState.READY or peer.answer is None or not self._guard_reads.has_room:
+        if peer.state is not PeerState.READY or peer.answer is None or not self._guard_reads.has_room_for_pull:
             return
         check_bounds(peer.answer.layout, pull.reference.remote_block_ids)
         if pull.reference.block_size != peer.answer.layout.block_size:
@@ -102,10 +106,21 @@ class Puller:
         pull.move_to(PullState.CHECKING)
 
     def _post_guard(self, pull: Pull, peer: Peer) -> None:
-        if peer.guard_grid is None:
+        if peer.words is None:
             raise PeerDisconnected("the peer went away before its guard word was read")
         self._read_alone_for(pull, ATTEND_AFTER_S)
-        pull.guard_read = self._guard_reads.post(peer.guard_grid, pull.slot)
+        pull.guard_read = self._guard_reads.post(peer.words, pull.slot)
+
+    def _confirm(self, pull: Pull) -> None:
+        """Read the word a second time, by the same request: making one costs as much as using it.
+
+        It goes where the blocks came from, also when the peer was lost and is being met again meanwhile.
+        """
+        if pull.guard_read is None:
+            raise Bug("a pull without a guard word")
+        self._read_alone_for(pull, ATTEND_AFTER_S)
+        self._guard_reads.post_again(pull.guard_read)
+        pull.move_to(PullState.CONFIRMING)
 
     def _guard_holds(self, pull: Pull) -> bool:
         """Whether the word has come and says HELD; False while it has not come.
@@ -118,9 +133,7 @@ class Puller:
         if not pull.guard_read.read.is_done():
             self._ask_for_help(pull)
             return False
-        word = self._guard_reads.take(pull.guard_read)
-        pull.guard_read = None
-        match verdict(word, pull.generation, pull.digest):
+        match verdict(self._guard_reads.word(pull.guard_read), pull.generation, pull.digest):
             case GuardVerdict.HELD:
                 return True
             case GuardVerdict.ALTERED:
@@ -136,12 +149,9 @@ class Puller:
         if pull.order.start_token < pull.order.end_token:
             self._read_alone_for(pull, READ_ALONE_S)
             pull.read = self._post_blocks(pull, pull.order, peer, peer.answer)
-            peer.num_reads += 1
-            pull.reading_from = peer
             pull.move_to(PullState.READING)
         else:
-            self._post_guard(pull, peer)
-            pull.move_to(PullState.CONFIRMING)
+            self._confirm(pull)
 
     def _post_blocks(self, pull: Pull, order: PullOrder, peer: Peer, answer: Answer) -> Read:
         local, remote = self._endpoint.layout, answer.layout
@@ -157,19 +167,12 @@ class Puller:
 
     def _arrived(self, pull: Pull) -> None:
         """Every byte is here and nothing writes any more; now the lease must still stand."""
-        if not self._guard_reads.has_room:
-            return
-        self._drop_read(pull)
         if pull.is_cancelled:
             pull.move_to(PullState.CANCELLED)
         elif self._endpoint.is_past(pull.deadline_s):
             self._end(pull, Failure(FailureCause.TIMEOUT, "the blocks arrived too late"))
         else:
-            peer = self._peers.find(pull.peer_id)
-            if peer is None:
-                raise PeerDisconnected("the peer went away before the lease was confirmed")
-            self._post_guard(pull, peer)
-            pull.move_to(PullState.CONFIRMING)
+            self._confirm(pull)
 
     def _ask_for_help(self, pull: Pull) -> None:
         """Over a transport that needs P, ask P to poll often; learn it for the peer's next reads."""
@@ -188,7 +191,7 @@ class Puller:
     def _broke(self, pull: Pull, error: TransferError) -> None:
         if isinstance(error, PeerDisconnected):
             peer = self._peers.find(pull.peer_id)
-            if peer is not None:
+            if peer is not None and peer.state is PeerState.READY:  # otherwise it is being met again already
                 self._peers.lost(peer)
             if pull.state in (PullState.QUEUED, PullState.CHECKING) and not pull.has_reconnected:
                 # No block was touched: a connection that broke while idle deserves one new handshake.
@@ -199,11 +202,9 @@ class Puller:
                 return
         if isinstance(error, ReferenceRefused):
             pull.owns_lease = False  # it is not what P gave out, so the lease is not spoilt for the reference that is
-        self._drop_read(pull)
         self._end(pull, Failure(failure_cause(error, FailureCause.DISCONNECTED), str(error)))
 
     def _end(self, pull: Pull, failure: Failure) -> None:
-        self._drop_guard_read(pull)
         pull.failure = failure
         pull.move_to(PullState.CANCELLED if pull.is_cancelled else PullState.FAILED)
 
@@ -211,11 +212,8 @@ class Puller:
         if pull.read is not None:
             pull.read.release()
             pull.read = None
-        if pull.reading_from is not None:
-            pull.reading_from.num_reads -= 1
-            pull.reading_from = None
 
     def _drop_guard_read(self, pull: Pull) -> None:
         if pull.guard_read is not None:
-            self._guard_reads.give_up(pull.guard_read)
+            self._guard_reads.let_go(pull.guard_read)
             pull.guard_read = None

@@ -15,7 +15,6 @@ from common.wire.kv_params import KvReference
 from kv_transfer.backends.backend import Read
 from kv_transfer.endpoint import GuardRead
 from kv_transfer.interface import Failure, PullOrder
-from kv_transfer.peer import Peer
 
 LeaseKey = tuple[EngineId, LeaseId]
 """A lease's name among all peers."""
@@ -36,6 +35,8 @@ class PullState(Enum):
 
 
 _ENDS = {PullState.FAILED, PullState.CANCELLED}
+ENDED = {PullState.DONE, *_ENDS}
+"""The pull is over, and its outcome is due."""
 
 PULL_TRANSITIONS = Transitions(
     {
@@ -67,8 +68,8 @@ class Pull:
         failure: known before `start_pull` (bad reference, failed handshake); reported then.
         is_cancelled: nobody waits for it any more.
         is_late: it was reported as late; its end is all that is still to be told.
-        guard_read: a guard word in flight.
-        read: the blocks in flight, from the peer `reading_from`.
+        guard_read: its guard word, read before the blocks and after them; kept from the first read to the end.
+        read: the blocks.
         has_reconnected: a broken connection was renewed once for this pull.
         num_descriptors: of the posted read, before the transport merges.
     """
@@ -90,7 +91,6 @@ class Pull:
     is_late: bool = False
     guard_read: GuardRead | None = None
     read: Read | None = None
-    reading_from: Peer | None = None
     has_reconnected: bool = False
     num_bytes: int = 0
     num_descriptors: int = 0

@@ -67,6 +67,15 @@ class Read(Protocol):
         """
         ...
 
+    def post_again(self) -> None:
+        """Read the same bytes into the same place once more. Only after the end, and while the peer is known.
+
+        Raises:
+            PeerDisconnected: the peer went away.
+            TransferError: the read could not be posted.
+        """
+        ...
+
     def release(self) -> None:
         """Free the transport's resources. Only after the end: releasing does not stop bytes in flight. Idempotent."""
         ...
@@ -101,7 +110,7 @@ class TransferBackend(Protocol):
         ...
 
     def remove_peer(self, peer: str) -> None:
-        """Forget a peer. Unknown or dead ones are fine."""
+        """Forget a peer from which nothing is being read. Unknown or dead ones are fine."""
         ...
 
     def prepare(self, peer: str | None, grid: BlockGrid) -> PreparedGrid:

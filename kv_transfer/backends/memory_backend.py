@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.clock import Clock
-from common.errors import PeerDisconnected, TransferError
+from common.errors import Bug, PeerDisconnected, TransferError
 from kv_transfer.backends.backend import BlockGrid, MemoryRegion, Message, PreparedGrid, Read
 from kv_transfer.descriptors import RangeList
 
@@ -95,7 +95,13 @@ class MemoryBackend:
         return peer
 
     def remove_peer(self, peer: str) -> None:
-        """Forget it."""
+        """Forget it.
+
+        Raises:
+            Bug: something is being read from it; the library would use the memory map it has just freed.
+        """
+        if any(read.is_of(self, peer) for read in self._fabric.in_flight):
+            raise Bug(f"{peer} is forgotten while it is read from")
         self._peers.discard(peer)
 
     def prepare(self, peer: str | None, grid: BlockGrid) -> PreparedGrid:
@@ -112,13 +118,10 @@ class MemoryBackend:
 
     def read_ranges(self, peer: str, local: RangeList, remote: RangeList) -> Read:
         """Post; nothing is copied before the read completes."""
-        if peer not in self._peers:
-            raise PeerDisconnected(f"{peer} is not connected")
         if not np.array_equal(local.lengths, remote.lengths):
             raise TransferError("local and remote ranges differ in length")
-        self._fabric.reads.append(ReadRecord(self._name, peer, local.num_bytes, len(local)))
         read = _MemoryRead(self, self._fabric, peer, local, remote)
-        self._fabric.in_flight.append(read)
+        read.post_again()
         return read
 
     def notify(self, peer: str, payload: bytes) -> None:
@@ -140,6 +143,10 @@ class MemoryBackend:
         """Leave the fabric."""
         if self._fabric.agents.get(self._name) is self:
             del self._fabric.agents[self._name]
+
+    def knows(self, peer: str) -> bool:
+        """Whether the peer was added and not removed."""
+        return peer in self._peers
 
     def holds(self, ranges: RangeList) -> bool:
         """Whether every range lies inside one registered region."""
@@ -171,10 +178,24 @@ class _MemoryRead:
         self._fabric = fabric
         self._peer = peer
         self._local, self._remote = local, remote
-        is_delayed = local.num_bytes >= fabric.faults.delays_from_bytes
-        self._ready_at_s = fabric.clock.now_s() + (fabric.faults.read_delay_s if is_delayed else 0.0)
+        self._ready_at_s = 0.0
         self._is_done = False
         self._error: TransferError | None = None
+
+    def post_again(self) -> None:
+        """Put it on the wire; it is recorded as a read of its own."""
+        if not self._reader.knows(self._peer):
+            raise PeerDisconnected(f"{self._peer} is not connected")
+        fabric, local = self._fabric, self._local
+        is_delayed = local.num_bytes >= fabric.faults.delays_from_bytes
+        self._ready_at_s = fabric.clock.now_s() + (fabric.faults.read_delay_s if is_delayed else 0.0)
+        self._is_done, self._error = False, None
+        fabric.reads.append(ReadRecord(self._reader.name, self._peer, local.num_bytes, len(local)))
+        fabric.in_flight.append(self)
+
+    def is_of(self, reader: MemoryBackend, peer: str) -> bool:
+        """Whether this reader reads from this peer."""
+        return self._reader is reader and self._peer == peer
 
     def is_done(self) -> bool:
         """Whether it has landed."""

@@ -171,6 +171,14 @@ class NixlBackend:
             self._raise(error, "reading")
         return state
 
+    def post(self, handle: Any) -> str:
+        """Start a transfer, or start one that has ended once more; how it stands."""
+        try:
+            state: str = self._reader.transfer(handle)
+        except self._errors as error:
+            self._raise(error, "reading")
+        return state
+
     def release(self, handle: Any) -> None:
         """Free a transfer."""
         try:
@@ -210,10 +218,10 @@ class NixlBackend:
     def _post(self, handle: Any) -> Read:
         read = _NixlRead(self, handle)
         try:
-            read.take_state(self._reader.transfer(handle))
-        except self._errors as error:
+            read.post_again()
+        except TransferError:
             read.release()
-            self._raise(error, "reading")
+            raise
         return read
 
     def _descriptors(self, ranges: RangeList) -> object:
@@ -246,21 +254,26 @@ class _NixlRead:
         self._handle = handle
         self._is_done = False
 
-    def take_state(self, state: str) -> None:
-        """Turn the library's word into ours."""
-        if state == "ERR":
-            raise TransferError("reading: the transfer failed")
-        self._is_done = state == "DONE"
-
     def is_done(self) -> bool:
         """Ask the library, which drives progress."""
         if not self._is_done:
-            self.take_state(self._backend.state_of(self._handle))
+            self._take_state(self._backend.state_of(self._handle))
         return self._is_done
+
+    def post_again(self) -> None:
+        """Start, or start over: the library takes a transfer that has ended as a new one, and checks nothing anew."""
+        self._is_done = False
+        self._take_state(self._backend.post(self._handle))
 
     def release(self) -> None:
         """Free the request."""
         self._backend.release(self._handle)
+
+    def _take_state(self, state: str) -> None:
+        """Turn the library's word into ours."""
+        if state == "ERR":
+            raise TransferError("reading: the transfer failed")
+        self._is_done = state == "DONE"
 
 
 def _memory_type(device: str) -> str:

@@ -44,7 +44,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.drained: set[LeaseId] = set()
         self.names: list[LeaseId] = []
         self.by_request: dict[str, list[LeaseId]] = {}
-        self.cancelled_early: set[str] = set()
+        self.cancelled_early: dict[str, float] = {}
 
     @rule(request=st.sampled_from("abc"), blocks=st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=1, unique=True))
     def hold(self, request: str, blocks: list[int]) -> None:
@@ -57,8 +57,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.deadline_s[name] = self.clock.now_s() + TTL_S
         self.names.append(name)
         self.by_request.setdefault(request, []).append(name)
-        if request in self.cancelled_early:
-            self.cancelled_early.discard(request)
+        if self.cancelled_early.pop(request, 0.0) > self.clock.now_s():
             self.ended.add(name)
 
     @rule(index=st.integers(0, 40), cause=st.sampled_from([ReleaseCause.READ, ReleaseCause.ABORTED]))
@@ -83,7 +82,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.book.cancel_request(RequestId(request)) == len(live)
         self.ended |= live
         if not live:
-            self.cancelled_early.add(request)
+            self.cancelled_early[request] = self.clock.now_s() + TTL_S
 
     @rule(seconds=st.floats(0, 20))
     def time_passes(self, seconds: float) -> None:
@@ -94,7 +93,6 @@ class LeaseMachine(RuleBasedStateMachine):
         due = {name for name, at_s in self.deadline_s.items() if name not in self.ended and at_s <= self.clock.now_s()}
         assert self.book.expire() == len(due)
         self.ended |= due
-        self.cancelled_early = {r for r in self.cancelled_early if RequestId(r) in self.book._cancelled_early}
 
     @rule()
     def engine_polls(self) -> None:

@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.ids import BlockId, RequestId
+from common.ids import BlockId, EngineId, RequestId
 from common.wire.kv_params import KvReference
 from kv_transfer.interface import ConsumerSettings, PullOrder, TransferStatus
+from kv_transfer.peer import PeerState
 from tests.support.kv_pair import SECRET, Pair
 
 TOKENS = 8
@@ -20,7 +21,7 @@ class TransferMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pair = Pair(settings=ConsumerSettings(secret=SECRET, pull_timeout_s=0.7))
+        self.pair = Pair(settings=ConsumerSettings(secret=SECRET, pull_timeout_s=0.7, max_pulls=3))
         self.p_free, self.d_free = set(range(16)), set(range(16))
         self.held: dict[str, list[int]] = {}
         self.references: dict[str, KvReference] = {}
@@ -28,7 +29,7 @@ class TransferMachine(RuleBasedStateMachine):
         self.wanted: dict[str, bytes] = {}
         self.known: set[str] = set()
         self.late: set[str] = set()
-        self.count = 0
+        self.count = self.num_restarts = 0
         self.pair.fabric.faults.read_delay_s = 0.3
         self.pair.fabric.faults.delays_from_bytes = 33  # time is lost where it matters: while blocks are read
 
@@ -81,7 +82,24 @@ class TransferMachine(RuleBasedStateMachine):
 
     @rule(is_dead=st.booleans())
     def peer_breaks(self, is_dead: bool) -> None:
-        self.pair.fabric.faults.dead = {"P1"} if is_dead else set()
+        self.pair.fabric.faults.dead = {self.pair.p_backend.name} if is_dead else set()
+
+    @rule()
+    def connection_is_lost(self) -> None:
+        """As after a message that could not be sent: D meets the same P again, while reads from it may be under way."""
+        peers = self.pair.consumer._peers
+        peer = peers.find(EngineId(self.pair.p_backend.name))
+        if peer is not None and peer.state is PeerState.READY:
+            peers.lost(peer)
+
+    @rule()
+    def p_restarts(self) -> None:
+        """Another engine on the same port; whatever the first one held is gone with it."""
+        self.num_restarts += 1
+        self.pair.p_backend.close()
+        self.pair.start_producer(f"P{1 + self.num_restarts}", seed=self.num_restarts)
+        self.held.clear()
+        self.p_free = set(range(16))
 
     @rule(loses=st.booleans())
     def messages_get_lost(self, loses: bool) -> None:

@@ -183,3 +183,58 @@ def test_fifty_pulls_from_a_peer_that_died_leave_nothing_behind() -> None:
     assert len(outcomes) == 50
     assert pair.consumer.stats().expected == 0
     assert all(peer is None or peer.state is PeerState.FAILED for peer in [pair.consumer._peers.find(EngineId("P1"))])
+
+
+def test_a_peer_that_was_lost_is_not_met_again_before_what_is_read_from_it_has_ended() -> None:
+    pair = Pair()
+    pair.fabric.faults.read_delay_s, pair.fabric.faults.delays_from_bytes = 2.0, 33  # blocks take long, words do not
+    first = pair.hold("a", 13)
+    pair.consumer.expect(A, first)
+    pair.consumer.start_pull(pair.order("a", first))
+    pair.run_until(lambda: pair.block_reads == 1)
+    peer = pair.consumer._peers.find(EngineId("P1"))
+    assert peer is not None
+    pair.consumer._peers.lost(peer)  # as a message that cannot be sent does
+    second = pair.hold("b", 13, block_ids=range(8, 12))
+    pair.consumer.start_pull(pair.order("b", second, first_block=8))
+    pair.run()  # the transport's map of P would be replaced here: MemoryBackend raises
+    assert pair.block_reads == 1
+    outcomes = pair.run_until(lambda: pair.consumer.stats().pulls_running == 0)
+    assert [(o.request_id, o.status) for o in outcomes] == [
+        ("a", TransferStatus.DONE),  # confirmed by the connection that its blocks came by
+        ("b", TransferStatus.DONE),
+    ]
+    assert np.array_equal(pair.d_pool[:4], pair.p_pool[3:7])
+    assert np.array_equal(pair.d_pool[8:12], pair.p_pool[8:12])
+    pair.run()
+    assert released(pair) == {"read": 2}
+
+
+def test_a_word_that_never_comes_keeps_the_peers_memory_map_after_its_pull_was_given_up() -> None:
+    pair = Pair(settings=ConsumerSettings(secret=SECRET, pull_timeout_s=3))
+    pair.consumer.expect(A, reference := pair.hold("a", 13))
+    pair.run()
+    pair.fabric.faults.stalled.add("P1")
+    pair.consumer.start_pull(pair.order("a", reference))
+    pair.run_until(lambda: pair.consumer.stats().pulls_running == 0)
+    peer = pair.consumer._peers.find(EngineId("P1"))
+    assert peer is not None
+    pair.consumer._peers.lost(peer)
+    pair.run()
+    assert pair.d_backend.knows("P1")
+    pair.fabric.faults.stalled.clear()
+    pair.run()
+    assert not pair.d_backend.knows("P1")
+
+
+def test_peers_are_met_while_as_many_pulls_as_may_be_do_not_get_on() -> None:
+    pair = Pair(settings=ConsumerSettings(secret=SECRET, max_pulls=1))
+    pair.consumer.expect(A, reference := pair.hold("a", 13))
+    pair.run()
+    pair.fabric.faults.stalled.add("P1")
+    pair.consumer.start_pull(pair.order("a", reference))
+    pair.run()
+    pair.start_producer("P2", seed=2)
+    pair.consumer.expect(RequestId("b"), pair.hold("b", 4))
+    pair.run()
+    assert pair.consumer.stats().peers_ready == 2

@@ -82,3 +82,27 @@ def test_a_half_open_peer_fails_after_the_timeout(client: HttpHandshakeClient) -
         begun = client.begin(PeerAddress("127.0.0.1", server.getsockname()[1]), a_visit(), 0.1)
         with pytest.raises(HandshakeFailed, match="imed"):
             begun.result(10)
+
+
+def test_a_peer_that_drips_its_answer_fails_after_the_timeout_all_the_same(client: HttpHandshakeClient) -> None:
+    gone = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while not gone.wait(0.02):  # far more often than any timeout of a socket
+                    try:
+                        connection.sendall(b" ")
+                    except OSError:
+                        gone.set()
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        begun = client.begin(PeerAddress("127.0.0.1", server.getsockname()[1]), a_visit(), 0.2)
+        with pytest.raises(HandshakeFailed):
+            begun.result(10)
+        assert gone.wait(10)  # the connection was closed from this side
+        thread.join()

@@ -9,7 +9,7 @@ from common.errors import IllegalTransition, QueueFull
 from common.ids import EngineId, LeaseId, RequestId
 from kv_transfer.guard import GuardTable
 from kv_transfer.interface import ReleaseCause
-from kv_transfer.lease import LEASE_TRANSITIONS, Lease, LeaseBook, LeaseState
+from kv_transfer.lease import LEASE_TRANSITIONS, REMEMBERED_CANCELS, Lease, LeaseBook, LeaseState
 
 REQUEST = RequestId("r")
 
@@ -92,6 +92,21 @@ def test_an_early_cancellation_is_forgotten_after_a_ttl() -> None:
     book.expire()
     hold(book)
     assert book.num_held == 1
+
+
+def test_a_flood_of_cancellations_of_requests_that_never_come_is_bounded_though_nobody_expires_them() -> None:
+    book, _, clock = a_book(ttl_s=30)
+    for number in range(2 * REMEMBERED_CANCELS):
+        book.cancel_request(RequestId(f"r{number}"))
+    assert len(book._cancelled_early) == REMEMBERED_CANCELS
+    hold(book, RequestId("r0"))  # too long ago to be remembered
+    assert book.num_held == 1
+    hold(book, RequestId(f"r{2 * REMEMBERED_CANCELS - 1}"))
+    assert book.num_held == 1
+    clock.advance(30)
+    hold(book, RequestId(f"r{2 * REMEMBERED_CANCELS - 2}"))
+    assert book.num_held == 2
+    assert len(book._cancelled_early) == 0
 
 
 def test_lease_ids_are_never_reused_though_slots_are() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common.clock import ManualClock
-from common.errors import PeerDisconnected, TransferError
+from common.errors import Bug, PeerDisconnected, TransferError
 from kv_transfer.backends.backend import MemoryRegion, Read
 from kv_transfer.backends.memory_backend import MemoryBackend, MemoryFabric
 from kv_transfer.descriptors import single_range
@@ -54,6 +54,31 @@ def test_a_dead_peer_fails_reads_and_notifications() -> None:
         read.is_done()
     with pytest.raises(PeerDisconnected):
         wire.reader.notify("p", b"x")
+
+
+def test_a_read_that_has_ended_can_be_posted_again_and_brings_what_is_there_now() -> None:
+    wire = Wire()
+    read = wire.read()
+    assert read.is_done()
+    wire.source[:] = 7
+    read.post_again()
+    assert read.is_done()
+    assert np.array_equal(wire.target, wire.source)
+    assert len(wire.fabric.reads) == 2
+    wire.reader.remove_peer("p")
+    with pytest.raises(PeerDisconnected):
+        read.post_again()
+
+
+def test_a_peer_must_not_be_forgotten_while_it_is_read_from() -> None:
+    wire = Wire()
+    wire.fabric.faults.read_delay_s = 1.0
+    read = wire.read()
+    with pytest.raises(Bug):
+        wire.reader.remove_peer("p")
+    wire.clock.advance(1)
+    assert read.is_done()
+    wire.reader.remove_peer("p")
 
 
 def test_an_unknown_peer_cannot_be_read() -> None:
