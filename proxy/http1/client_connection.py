@@ -183,7 +183,7 @@ class ClientConnection(asyncio.Protocol):
             self._since_s = self._loop.time()
             if self._buffer:
                 self._next()
-            if self._is_held and len(self._buffer) <= _MAX_AHEAD_BYTES:
+            if self._is_held and len(self._buffer) <= _MAX_AHEAD_BYTES and not self._transport.is_closing():
                 self._is_held = False
                 self._transport.resume_reading()
 
@@ -196,7 +196,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _leave(self) -> None:
         """Close; over a request that is still arriving, only after the client has had time to read the answer."""
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             return
         if self._body is None and not self._is_deaf:
             self._transport.close()

@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
         """What has been kept for the reader, who is no longer behind."""
         pieces, self._pieces = self._pieces, []
         self._num_buffered = 0
-        if self._is_paused and self._transport is not None:
+        if self._is_paused and not self.is_closed and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
         return pieces
