@@ -9,9 +9,10 @@ import json
 import random
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -101,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", default="32,512,2048", help="prompt lengths in tokens (approximate)")
     parser.add_argument("--max-tokens", type=int, default=32, help="output length for TPOT and throughput")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--at-most-s", type=float, default=3600.0, help="begin no further figure after this long")
     parser.add_argument("--only", default="", help="only measures whose name contains this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/engine.json"))
@@ -145,16 +147,22 @@ async def _measure_all(
 ) -> dict[tuple[str, str], list[float]]:
     chance = random.Random(args.seed)
     results: dict[tuple[str, str], list[float]] = {}
+    give_up_at_s = time.monotonic() + args.at_most_s
     # A server that was paused may close an idle connection just when it is used again: each request opens its own.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=300)) as session:
-        for number in range(args.rounds + 1):  # round 0 warms up and is not kept
+        for number in range(args.rounds):
             for measure in chosen:
                 for target in chance.sample(list(targets), len(targets)):
+                    if time.monotonic() > give_up_at_s:
+                        return results
                     with others_paused(target, targets):
+                        if number == 0:
+                            await _one(
+                                session, target, replace(measure, num_clients=1, max_tokens=4), args.model, chance
+                            )
                         figure = await _one(session, target, measure, args.model, chance)
-                    if number:
-                        results.setdefault((measure.name, target.name), []).append(figure)
+                    results.setdefault((measure.name, target.name), []).append(figure)
     return results
 
 
@@ -176,10 +184,13 @@ def _report(
     for target in targets:
         table.add_column(target.name, justify="right")
     for measure in chosen:
-        medians = [statistics.median(results[measure.name, target.name]) for target in targets]
-        cells = [f"{medians[0]:.1f} {measure.unit}"]
-        cells += [f"{median:.1f} ({median / medians[0]:.2f})" for median in medians[1:]]
-        table.add_row(measure.name, *cells)
+        found = [results.get((measure.name, target.name)) for target in targets]
+        if found[0] is None:  # the time was over before
+            continue
+        first = statistics.median(found[0])
+        medians = [None if values is None else statistics.median(values) for values in found]
+        cells = ["-" if median is None else f"{median:.1f} ({median / first:.2f})" for median in medians[1:]]
+        table.add_row(measure.name, f"{first:.1f} {measure.unit}", *cells)
     Console(width=140).print(table)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(

@@ -36,6 +36,8 @@ from common.wire.constraint import Constraint
 _COMPILE_THREADS = 2
 _PROBES = 2
 _FILL_THREADS = 2
+_FIRST_LOOK_S = 1.0
+"""What a probe gets at first: one that needs longer queues again, behind those that may be quick."""
 _SLOWER_HERE = 1.5
 """How much longer a compile may take here, beside the step loop, than it took in the probe."""
 
@@ -199,11 +201,20 @@ class LocalGrammarService:
             check_at_door(ticket.constraint)
             self._attempt(ticket, plan(ticket.constraint, self._config), None)
 
-    def _run_probed(self, ticket: Ticket, attempts: Sequence[Attempt], error: ConstraintRejected | None) -> None:
+    def _run_probed(
+        self,
+        ticket: Ticket,
+        attempts: Sequence[Attempt],
+        error: ConstraintRejected | None,
+        *,
+        is_first_look: bool = True,
+    ) -> None:
         """On a probe thread: the same from the first attempt that needs a probe."""
         with self._settling(ticket):
-            if self._survives_probe(ticket, attempts[0]):
+            if self._survives_probe(ticket, attempts[0], is_first_look=is_first_look):
                 self._attempt(ticket, attempts, error, is_probed=True)
+            else:
+                self._probe_threads.submit(self._run_probed, ticket, attempts, error, is_first_look=False)
 
     def _attempt(
         self,
@@ -234,16 +245,20 @@ class LocalGrammarService:
                 return
         raise error or ConstraintRejected("no backend takes it", ticket.constraint.field)
 
-    def _survives_probe(self, ticket: Ticket, attempt: Attempt) -> bool:
-        """Whether compiling here is safe now; otherwise raises why not.
+    def _survives_probe(self, ticket: Ticket, attempt: Attempt, *, is_first_look: bool) -> bool:
+        """Whether compiling here is safe now; False: not known after a first look; otherwise raises why not.
 
         The probe may take half of the time that is left: the other half is for doing it again in this process, where
         nothing ends it. So what may not be done again in what is left by then counts as too slow, too.
         """
         left_s = ticket.asked_s + self._config.compile_timeout_s - self._clock.now_s()
         self._probe.load(attempt.backend)
-        deadline = Deadline.after(self._clock, max(left_s, 0.0) / 2)
+        probe_s = max(left_s, 0.0) / 2
+        look_s = min(probe_s, _FIRST_LOOK_S) if is_first_look else probe_s
+        deadline = Deadline.after(self._clock, look_s)
         report = self._probe.try_compile(attempt.backend, attempt.constraint, deadline)
+        if report.verdict is ProbeVerdict.TIMED_OUT and look_s < probe_s:
+            return False
         if report.verdict is ProbeVerdict.COMPILED:
             left_s = ticket.asked_s + self._config.compile_timeout_s - self._clock.now_s()
             if report.compile_s * _SLOWER_HERE <= left_s:

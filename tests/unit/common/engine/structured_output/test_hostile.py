@@ -168,6 +168,16 @@ def test_eight_slow_compilations_at_once_end_at_the_limit_and_leave_no_process(
     assert alive == []
 
 
+def test_a_quick_grammar_overtakes_slow_ones_that_came_before_it() -> None:
+    service = make_service(compile_timeout_s=40.0)
+    try:
+        slow = [service.compile(slow_grammar(number)) for number in range(2)]
+        assert settle(service.compile(Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "a"'))).error is None
+        assert all(ticket.state is CompileState.COMPILING for ticket in slow)
+    finally:
+        service.close()
+
+
 class SlowProbe:
     """Says that everything compiles, in `compile_s`."""
 
