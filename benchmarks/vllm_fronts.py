@@ -4,21 +4,20 @@ Owns: starting and stopping them.
 """
 
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
 from benchmarks.deployment import stopped_at_the_end, with_keys
 from benchmarks.ports import free_port
-from benchmarks.vllm_process import ROLES, VllmStart, vllm_start
+from benchmarks.vllm_process import ROLES, let_others_first, pair_command, vllm_start
 
 _READY_WITHIN_S = 900.0
 _END_WITHIN_S = 30.0
@@ -50,27 +49,10 @@ def running_fronts(config: Path, peers: Path, relay: Path | None) -> Iterator[di
         urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
         # The fronts first: beside a pair that is up, a new process gets hardly any processor time.
         _wait([f"{url}/{'health' if name == 'pd-proxy' else 'docs'}" for name, url in urls.items()], children, logs)
-        children.append(_start_pair(engines, logs))
+        children.append(_start(pair_command(engines, logs), logs / "pair", {}))
+        let_others_first(children[-1].pid)
         _wait([f"{p}/health", f"{d}/health", f"{urls['pd-proxy']}/ready"], children, logs)
         yield urls
-
-
-def _start_pair(engines: Sequence[VllmStart], logs: Path) -> subprocess.Popen[bytes]:
-    """Both engines in one session, which lets everything else go first; the shell ends when one of them does.
-
-    Their workers poll without rest, two threads each, and not only on the core they are bound to. A kernel that shares
-    its time among sessions (autogroup) then starves an engine that is alone in its session, and clients beside the
-    pair: TTFT is 1 to 30 s by chance instead of 0.5 s.
-    """
-    lines = []
-    for engine, role in zip(engines, ROLES, strict=True):
-        variables = shlex.join(f"{name}={value}" for name, value in engine.environment.items())
-        log = shlex.quote(str((logs / role).with_suffix(".log")))
-        lines.append(f"env {variables} {shlex.join(engine.command)} >>{log} 2>&1 &")
-    pair = _start(["bash", "-c", "\n".join([*lines, "wait -n; exit 1"])], logs / "pair", {})
-    with suppress(OSError):
-        Path(f"/proc/{pair.pid}/autogroup").write_text("19")
-    return pair
 
 
 def _proxy(config: Path, port: int, engines: tuple[str, str], logs: Path) -> subprocess.Popen[bytes]:

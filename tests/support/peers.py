@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from benchmarks.vllm_process import ROLES, vllm_start
+from benchmarks.vllm_process import ROLES, let_others_first, pair_command, vllm_start
 from tests.support.trio import MODEL, ROOT, free_port
 
 VLLM_READY_WITHIN_S = 1200.0
@@ -40,14 +40,12 @@ def has_model(folder: Path) -> None:
 
 
 @contextmanager
-def process(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Run a command in a process group of its own, which is ended as a whole."""
+def process(command: Sequence[str], log: Path) -> Iterator[int]:
+    """Run a command in a process group of its own, which is ended as a whole; yields its id."""
     with log.open("ab") as output:
-        child = subprocess.Popen(
-            command, stdout=output, stderr=output, env={**os.environ, **(environment or {})}, start_new_session=True
-        )
+        child = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
     try:
-        yield
+        yield child.pid
     finally:
         os.killpg(child.pid, signal.SIGTERM)
         try:
@@ -76,8 +74,7 @@ def vllm_pair(folder: Path, logs: Path) -> Iterator[tuple[str, str]]:
     has_model(folder)
     with ExitStack() as stack:
         starts = [vllm_start(folder, role) for role in ROLES]
-        for role, start in zip(ROLES, starts, strict=True):
-            stack.enter_context(process(start.command, logs / f"{role}.log", start.environment))
+        let_others_first(stack.enter_context(process(pair_command(starts, logs), logs / "pair.log")))
         for role, start in zip(ROLES, starts, strict=True):
             wait_ok(start.url + "/health", VLLM_READY_WITHIN_S, logs / f"{role}.log")
         yield starts[0].url, starts[1].url
