@@ -261,11 +261,6 @@ class ClientConnection(asyncio.Protocol):
         elif self._exchange is not None:
             self._exchange.keeps_alive = False
 
-    def cancel(self) -> None:
-        """Stop whoever is answering."""
-        if self._task is not None:
-            self._task.cancel()
-
     def close_if_older(self, request_before_s: float, idle_before_s: float) -> None:
         """Close where a request has been arriving, or nothing has happened, since before these instants."""
         is_waiting = self._exchange is None and self._body is None and self._linger is None

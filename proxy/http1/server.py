@@ -46,6 +46,7 @@ class HttpServer:
         self._group = asyncio.TaskGroup()
         self._servers: list[asyncio.Server] = []
         self._connections: set[ClientConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._all_gone = asyncio.Event()
         self._sweep: asyncio.TimerHandle | None = None
         self._date = (0, "")
@@ -61,8 +62,8 @@ class HttpServer:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop_listening()
-        for connection in list(self._connections):
-            connection.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._connections:
             self._all_gone.clear()
             with suppress(TimeoutError):
@@ -103,7 +104,10 @@ class HttpServer:
 
     def serve(self, exchange: Exchange, connection: ClientConnection) -> asyncio.Task[None]:
         """For connections: have a request answered."""
-        return self._group.create_task(self._serve(exchange, connection))
+        task = self._group.create_task(self._serve(exchange, connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _serve(self, exchange: Exchange, connection: ClientConnection) -> None:
         try:

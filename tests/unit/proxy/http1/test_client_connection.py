@@ -342,6 +342,26 @@ async def test_stopping_closes_idle_connections_and_the_others_after_their_answe
         assert busy.is_closing()
 
 
+async def test_leaving_a_server_ends_whoever_still_answers_though_the_client_is_gone() -> None:
+    steps = []
+
+    async def answers_and_lingers(http: Exchange) -> None:
+        http.send(Reply(b"ok"))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            steps.append("ended")
+
+    async with server(answers_and_lingers) as host:
+        connection, transport = connect(host)
+        connection.data_received(sized(b""))
+        await settle()
+        transport.close()
+        await settle()
+        assert steps == []
+    assert steps == ["ended"]
+
+
 async def test_a_connection_is_closed_when_a_head_takes_too_long_and_much_later_when_nothing_comes() -> None:
     async with server() as host:
         connection, transport = connect(host)
