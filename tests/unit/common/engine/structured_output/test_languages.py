@@ -60,6 +60,26 @@ def test_whitespace_can_be_turned_off_or_be_the_requests_own(service: LocalGramm
     assert not accepts(service, dashed, '{"a":  1}')
 
 
+@pytest.mark.parametrize(
+    ("text", "only_when_open"),
+    [
+        ('{"a":1}', False),
+        ('{"a":1,"b":2}', True),
+        ('{"a":1,"in":{"c":"x"}}', False),
+        ('{"a":1,"in":{"c":"x","d":0}}', True),
+        ('{"a":1,"said":{"any":0}}', False),
+    ],
+)
+def test_objects_that_say_nothing_about_other_keys_are_closed_on_request(
+    service: LocalGrammarService, text: str, only_when_open: bool
+) -> None:
+    inner = {"type": "object", "properties": {"c": {"type": "string"}}}
+    said = {"type": "object", "properties": {"x": {}}, "additionalProperties": True}
+    outer = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}, "in": inner, "said": said}})
+    assert accepts(service, schema(outer), text)
+    assert accepts(service, schema(outer, additional_properties=False), text) is not only_when_open
+
+
 def test_an_ebnf_grammar_and_a_lark_grammar_say_the_same(service: LocalGrammarService) -> None:
     ebnf = Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "a" root "b" | "x"+')
     lark = Constraint(kind=ConstraintKind.GRAMMAR, value='start: "a" start "b" | "x"+')
