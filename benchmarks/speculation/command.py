@@ -125,4 +125,4 @@ def _report(findings: Mapping[str, Findings]) -> None:
         interval = f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
         guesses = [f"{found.guesses.get(result, 0):.0f}" for result in ("accepted", "rejected")]
         table.add_row(name, *medians, interval, str(found.num_tokens), *guesses)
-    Console().print(table)
+    Console(width=120).print(table)
