@@ -3,7 +3,7 @@
 Owns: one call to one D, and which of its answers end the request. Does not know: grammars, P.
 """
 
-from common.errors import UpstreamError
+from common.errors import UpstreamError, UpstreamTimeout
 from proxy.call import Call
 from proxy.fleet.worker import Worker
 from proxy.incoming import REQUEST_ID
@@ -22,29 +22,51 @@ async def prepare(call: Call, worker: Worker, services: Services) -> None:
     Raises:
         EngineRefused: D refuses this constraint; its answer holds the reason.
     """
-    path, body, headers = PREPARE_PATH, prepare_body(call.fields), call.headers
-    key = hash(body)
-    is_warm_up = services.config.dialect == "vllm"
-    if is_warm_up:
-        if key in worker.warmed:
-            services.metrics.legs.inc("prepare", "known")
-            return
-        if len(body) < services.config.warm_up_min_bytes:
-            services.metrics.legs.inc("prepare", "small")
-            return
-        path, body = warm_up_leg(call.fields)
-        # A vLLM takes the header for its own request id; the decode leg comes with the same one.
-        headers = {name: value for name, value in headers.items() if name != REQUEST_ID}
+    body = prepare_body(call.fields)
+    if services.config.dialect == "vllm":
+        result = await _warm_up(call, worker, services, body)
+    else:
+        leg = services.upstream.ask_ok(worker, PREPARE_PATH, body, call.headers)
+        limit_s = services.config.timeouts.first_token_s
+        try:
+            await services.bounded(worker, call.deadline, limit_s, leg)
+            result = "ok"
+        except UpstreamError as error:
+            result = _unless_final(error, services)
+    services.metrics.legs.inc("prepare", result)
+
+
+async def _warm_up(call: Call, worker: Worker, services: Services, prepared: bytes) -> str:
+    """The same for an engine without `/prepare`: ask for one token under the same constraint. How it ended.
+
+    A warm-up is there to begin the compilation, which goes on without it; its token would only cost D a step, so it is
+    given up after a moment.
+    """
+    key = hash(prepared)
+    if key in worker.warmed:
+        return "known"
+    if len(prepared) < services.config.warm_up_min_bytes:
+        return "small"
+    path, body = warm_up_leg(call.fields)
+    # A vLLM takes the header for its own request id; the decode leg comes with the same one.
+    headers = {name: value for name, value in call.headers.items() if name != REQUEST_ID}
     leg = services.upstream.ask_ok(worker, path, body, headers)
     try:
-        await services.bounded(worker, call.deadline, services.config.timeouts.first_token_s, leg)
-    except EngineRefused as refused:
+        await services.bounded(worker, call.deadline, services.config.timeouts.warm_up_s, leg)
+        result = "ok"
+    except UpstreamTimeout:
+        result = "begun"
+    except UpstreamError as error:
+        return _unless_final(error, services)
+    worker.warmed.add(key)
+    return result
+
+
+def _unless_final(error: UpstreamError, services: Services) -> str:
+    """How preparing failed; raises `error` where it is D's last word on the constraint."""
+    if not isinstance(error, EngineRefused):
+        return "failed"
+    if error.answer.status in _FINAL_STATUSES:
         services.metrics.legs.inc("prepare", "refused")
-        if refused.answer.status in _FINAL_STATUSES:
-            raise
-    except UpstreamError:
-        services.metrics.legs.inc("prepare", "failed")
-    else:
-        services.metrics.legs.inc("prepare", "ok")
-        if is_warm_up:
-            worker.warmed.add(key)
+        raise error
+    return "refused"

@@ -66,8 +66,16 @@ async def test_a_constraint_that_compiles_faster_than_a_request_runs_gets_no_war
         assert len(r.d.calls()) == 3
 
 
+async def test_a_warm_up_has_done_its_work_when_the_compilation_has_begun() -> None:
+    async with rig(dialect="vllm", warm_up_min_bytes=0, timeouts={"warm_up_s": 0.01}) as r:
+        r.d.script(COMPLETIONS, mock.hangs)
+        r.p.always[COMPLETIONS] = answers_once(lambda: r.d.num_cancelled)
+        assert [(await r.post(ASKED))[0] for _ in range(2)] == [200, 200]
+        assert len(r.d.calls()) == 3, "one warm-up and two decode legs"
+
+
 async def test_a_warm_up_that_is_late_is_given_up_when_the_decode_leg_goes_out() -> None:
-    async with rig(dialect="vllm", warm_up_min_bytes=0) as r:
+    async with rig(dialect="vllm", warm_up_min_bytes=0, timeouts={"warm_up_s": 60}) as r:
         r.d.script(COMPLETIONS, mock.hangs)
         r.p.always[COMPLETIONS] = answers_once(r.d.calls)
         assert (await r.post(ASKED))[0] == 200
