@@ -108,7 +108,10 @@ class ClientConnection(asyncio.Protocol):
             data = self._take_body(self._body, data)
             if not data:
                 return
-        self._buffer = self._buffer + data if self._buffer else data
+        if self._buffer:
+            self._buffer += data
+        else:
+            self._buffer, self._since_s = data, self._loop.time()
         if self._exchange is None:
             self._next()
         elif len(self._buffer) > _MAX_AHEAD_BYTES and self._transport is not None and not self._is_held:

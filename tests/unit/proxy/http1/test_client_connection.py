@@ -368,7 +368,11 @@ async def test_a_connection_is_closed_when_a_head_takes_too_long_and_much_later_
         now_s = asyncio.get_running_loop().time()
         connection.close_if_older(now_s + 1, now_s - 1)
         assert not transport.is_closing()
+        await settle()
+        now_s = asyncio.get_running_loop().time()
         connection.data_received(b"POST ")
+        connection.close_if_older(now_s, now_s - 1)  # the head is new, however old the connection is
+        assert not transport.is_closing()
         connection.close_if_older(now_s + 1, now_s - 1)
         assert transport.is_closing()
         connection, transport = connect(host)
