@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import streams
+from benchmarks.deployment import stopped_at_the_end
 from benchmarks.load import Load, press
 from benchmarks.ports import free_port, wait_ready
 
@@ -140,10 +141,9 @@ def _targets(
     args: argparse.Namespace, folder: Path, console: Console
 ) -> Iterator[tuple[list[str], dict[str, list[str]]]]:
     """Start the mocks and every proxy there is; yields the mocks' URLs, and name → URLs to ask per request."""
-    children: list[subprocess.Popen[bytes]] = []
     p, d = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
     targets = {"no proxy": [p + PATH, d + PATH]}
-    try:
+    with stopped_at_the_end() as children:
         for url, role in ((p, "P"), (d, "D")):
             mock = [sys.executable, "-m", "benchmarks.mock_engine", url.rsplit(":", 1)[1], role, str(args.chunks)]
             children.append(subprocess.Popen(mock))
@@ -153,11 +153,6 @@ def _targets(
             wait_ready(f"http://127.0.0.1:{port}{PATH}", BODY)
             targets[name] = [f"http://127.0.0.1:{port}{PATH}"]
         yield [p, d], targets
-    finally:
-        for child in children:
-            child.terminate()
-        for child in children:
-            child.wait(timeout=10)
 
 
 def _proxies(

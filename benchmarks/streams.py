@@ -13,6 +13,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
+from benchmarks.deployment import stopped_at_the_end
 from benchmarks.load import ask, request_bytes
 from benchmarks.ports import free_port, wait_ready
 from proxy.server import allow_many_sockets
@@ -75,20 +76,13 @@ def _lag_p99_ms(url: str) -> float:
 def measure(num_streams: int, seconds: float, console: Console) -> int:
     """Start slow mocks and a proxy of their own, and hold the streams; the exit status."""
     p, d, port = free_port(), free_port(), free_port()
-    children: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, stopped_at_the_end() as children:
         config = Path(folder) / "proxy.yaml"
         fleet = f"{{prefill: ['http://127.0.0.1:{p}'], decode: ['http://127.0.0.1:{d}'], probe_timeout_s: 10}}"
         config.write_text(f"proxy: {{port: {port}, fleet: {fleet}, log_level: error, drain_s: 1}}\n")
         mock = [sys.executable, "-m", "benchmarks.mock_engine"]
         commands = [[*mock, str(p), "P"], [*mock, str(d), "D", str(round(seconds)), "1"]]
         commands.append([sys.executable, "-m", "proxy", "--config", str(config)])
-        try:
-            children += [subprocess.Popen(command, stderr=subprocess.DEVNULL) for command in commands]
-            wait_ready(f"http://127.0.0.1:{port}/ready")
-            return run(f"http://127.0.0.1:{port}/v1/completions", children[-1].pid, num_streams, console)
-        finally:
-            for child in children:
-                child.terminate()
-            for child in children:
-                child.wait(timeout=10)
+        children += [subprocess.Popen(command, stderr=subprocess.DEVNULL) for command in commands]
+        wait_ready(f"http://127.0.0.1:{port}/ready")
+        return run(f"http://127.0.0.1:{port}/v1/completions", children[-1].pid, num_streams, console)
