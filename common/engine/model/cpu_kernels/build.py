@@ -21,6 +21,9 @@ from common.errors import StartupError
 log = structlog.get_logger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
+SHARED = Path(__file__).parent / "shared"
+"""Headers that every library may include."""
+
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
     "-std=c++17",
@@ -56,10 +59,10 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))
 
 
-def build_key(flags: frozenset[str], sources: Path = SOURCES) -> str:
-    """Names a build: 16 hex digits over the CPU's flags, the compiler's flags and every source file."""
+def build_key(flags: frozenset[str], sources: Path = SOURCES, shared: Path = SHARED) -> str:
+    """Names a build: 16 hex digits over the CPU's flags, the compiler's and every source file, shared ones too."""
     digest = hashlib.sha256(" ".join([*sorted(flags), *FLAGS]).encode())
-    for source in sorted(sources.iterdir()):
+    for source in [*sorted(sources.iterdir()), *sorted(shared.iterdir())]:
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -117,7 +120,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _compile(compiler: str, sources: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         output = Path(folder) / target.name
-        command = [compiler, *FLAGS, *map(str, sorted(sources.glob("*.cpp"))), "-o", str(output)]
+        command = [compiler, *FLAGS, f"-I{SHARED}", *map(str, sorted(sources.glob("*.cpp"))), "-o", str(output)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

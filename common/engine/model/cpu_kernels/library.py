@@ -108,6 +108,7 @@ class AttentionArgs(Structure):
         ("max_blocks", c_int64),
         ("scale", c_float),
         ("use_tiles", c_int32),
+        ("out_tiles", c_void_p),
     )
 
 
@@ -124,6 +125,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "pd_pack_bias": (None, [POINTER(Packed), c_void_p, c_void_p]),
     "pd_unpack_row": (None, [POINTER(Packed), c_int64, c_void_p]),
     "pd_linear": (None, [c_void_p, POINTER(Packed), c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int32]),
+    "pd_exp": (None, [c_void_p, c_int64, c_void_p]),
     "pd_rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "pd_attention": (None, [c_void_p, POINTER(AttentionArgs), c_void_p, c_void_p, c_int64]),
     "pd_decoder_new": (

@@ -25,6 +25,7 @@ SIGNATURES: dict[str, list[type]] = {
     "pd_draw": [c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 7],
     "pd_log_normaliser": [c_void_p, c_int64, c_int64, c_void_p],
     "pd_count_above": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p],
+    "pd_exp": [c_void_p, c_int64, c_void_p],
     "pd_noise": [c_uint64, c_uint64, c_int64, c_void_p],
 }
 _LOG = structlog.get_logger(__name__)
@@ -118,6 +119,13 @@ class SamplingKernels:
             scores.data_ptr(), *scores.shape[::-1], values.data_ptr(), values.shape[1], counts.data_ptr()
         )
         return counts
+
+    def exp(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The exponential of float32 [n], none above 0."""
+        x = np.ascontiguousarray(x)
+        out = np.empty_like(x)
+        self._library.pd_exp(x.ctypes.data, x.size, out.ctypes.data)
+        return out
 
     def noise(self, key: int, first_id: int, count: int) -> npt.NDArray[np.float32]:
         """`random.exponential_noise` of one key and ids from `first_id` on, float32 [count]."""

@@ -48,6 +48,7 @@ struct AttentionArgs {
   int64_t max_blocks;
   float scale;
   int32_t use_tiles;  // on the tile unit (attention_amx.h): other bits
+  char* out_tiles;    // instead of `out` where not null: rounded, as rows of a product on the tile unit (amx.h)
 };
 
 struct AttentionScratch {
@@ -164,13 +165,18 @@ static inline void gather_queries(const AttentionArgs& args, const AttentionTask
 
 static inline void write_result(const AttentionArgs& args, const AttentionTask& task, const SoftmaxState& state) {
   const int dim = args.cache.head_dim, group = args.group;
+  const int64_t width = int64_t(args.cache.num_kv_heads) * group * dim;
+  float space[MAX_HEAD_DIM];
   int64_t row = 0;
   for (int head = task.first_head; head < task.end_head; head++)
     for (int i = 0; i < task.num_queries; i++) {
-      float* out = args.out + (task.first_query + i) * args.ldo + int64_t(head) * group * dim;
       for (int g = 0; g < group; g++, row++) {
+        const int64_t token = task.first_query + i, column = (int64_t(head) * group + g) * dim;
+        float* out = args.out_tiles ? space : args.out + token * args.ldo + column;
         const float inverse = 1.0f / sum16(*(lanes16_mem*)(state.sum + row * 16));
-        for (int d = 0; d < dim; d++) out[g * dim + d] = state.out[row * state.dim + d] * inverse;
+        for (int d = 0; d < dim; d++) out[d] = state.out[row * state.dim + d] * inverse;
+        if (args.out_tiles)
+          round_row(space, dim, in_row_tiles(args.out_tiles, token, width) + column / GROUP * (TILE_ROWS * GROUP * 2));
       }
     }
 }
@@ -230,7 +236,7 @@ static inline void take_queries(const AttentionArgs& args, const AttentionTask& 
   if (!args.use_tiles) return;
   const int64_t floats = query_tile_floats(rows, dim);
   s.tile_queries.need(heads * floats);
-  s.tiles.need(tile_scratch_floats(dim));
+  s.tiles.need(tile_scratch_floats(rows, dim));
   for (int head = 0; head < heads; head++)
     queries_to_tiles(s.q.data() + int64_t(head) * rows * dim, rows, dim, s.tile_queries.data() + head * floats);
 }
@@ -266,8 +272,7 @@ static inline void attend(const AttentionArgs& args, const AttentionTask& task, 
       for (int head = task.first_head; head < task.end_head; head++)
         attend_tile(args, task, head, begin, {now, is_last ? now : next, 0}, s, segment);
     }
-    if (!is_partial)
-      for (int r = 0; r < rows; r++) total.merge(r, segment);
+    if (!is_partial) total.merge(rows, segment);
   }
   if (!is_partial) write_result(args, task, total);
 }
@@ -275,7 +280,7 @@ static inline void attend(const AttentionArgs& args, const AttentionTask& task, 
 // Which tasks one batch is cut into, and the states of those that share a query.
 class AttentionPlan {
  public:
-  void make(const int64_t* query_start, const int64_t* seq_lens, int64_t num_seqs, int num_kv_heads, int threads) {
+  void make(const int64_t* query_start, const int64_t* seq_lens, int64_t num_seqs, int num_kv_heads, const Pool& pool) {
     tasks_.clear();
     merges_.clear();
     num_partials_ = 0;
@@ -285,13 +290,26 @@ class AttentionPlan {
         AttentionTask task{int32_t(seq), int32_t(q), int32_t(std::min<int64_t>(QUERIES, end - q)),
                            int32_t(seq_lens[seq] - end + q), 0, num_kv_heads, 0, 0, -1};
         task.end_key = task.num_keys();
-        add(task, num_seqs < 4 * threads);
+        add(task, num_seqs < 4 * pool.size());
       }
     }
-    // Long ones first: the last task to end decides when the phase does.
-    std::stable_sort(tasks_.begin(), tasks_.end(), [](const AttentionTask& a, const AttentionTask& b) {
-      return a.end_key - a.first_key > b.end_key - b.first_key;
-    });
+    deal(pool);
+  }
+
+  // Lists the blocks that each thread will read, as they lie in layer 0, for `Ahead`.
+  void list_blocks(const Pool& pool, const Cache& cache, const int32_t* block_tables, int64_t max_blocks,
+                   Ahead& ahead) const {
+    ahead.clear();
+    const int num_tasks = int(tasks_.size());
+    for (int thread = 0; thread < pool.size(); thread++)
+      for (int i = pool.first_task(num_tasks, thread); i < pool.first_task(num_tasks, thread + 1); i++) {
+        const AttentionTask& task = tasks_[i];
+        if (task.first_head) continue;  // the first head's task asks for all of them
+        for (int64_t block = task.first_key / cache.block_size; block * cache.block_size < task.end_key; block++) {
+          if (ahead.num_pieces(thread) * cache.block_bytes() >= MOST_AHEAD_BYTES) break;
+          ahead.add(thread, cache.at(0, block_tables[task.seq * max_blocks + block], 0, 0));
+        }
+      }
   }
 
   void run(Pool& pool, const AttentionArgs& args, std::vector<AttentionScratch>& scratch) {
@@ -309,14 +327,15 @@ class AttentionPlan {
       total.clear(count);
       for (int64_t i = 0; i * SEGMENT < merge.end_key; i++) {
         const SoftmaxState segment(partials_.data() + (merge.partial + i) * floats, count, wide);
-        for (int64_t r = 0; r < count; r++) total.merge(r, segment);
+        total.merge(count, segment);
       }
       write_result(args, merge, total);
     }
   }
 
  private:
-  static constexpr int FEW_QUERIES = 4;
+  static constexpr int FEW_QUERIES = 8;
+  static constexpr int64_t MOST_AHEAD_BYTES = 1 << 20;  // half of an L2 cache
 
   // Few queries read much and compute little: all heads of a token together, as they lie. With few sequences their
   // segments are shared out, and short ones head by head. Many queries compute much: head by head.
@@ -342,7 +361,22 @@ class AttentionPlan {
     }
   }
 
-  std::vector<AttentionTask> tasks_, merges_;
+  // Long ones first, and to every thread some of each length: the last task to end decides when the phase does.
+  void deal(const Pool& pool) {
+    std::stable_sort(tasks_.begin(), tasks_.end(), [](const AttentionTask& a, const AttentionTask& b) {
+      return a.end_key - a.first_key > b.end_key - b.first_key;
+    });
+    sorted_ = tasks_;
+    const int num_tasks = int(tasks_.size());
+    int dealt = 0;
+    for (int round = 0; dealt < num_tasks; round++)
+      for (int thread = 0; thread < pool.size(); thread++) {
+        const int place = pool.first_task(num_tasks, thread) + round;
+        if (place < pool.first_task(num_tasks, thread + 1)) tasks_[place] = sorted_[dealt++];
+      }
+  }
+
+  std::vector<AttentionTask> tasks_, sorted_, merges_;
   Buffer partials_;
   int32_t num_partials_ = 0;
 };

@@ -31,8 +31,11 @@ constexpr int64_t TILE_FLOATS = 256;
 inline int64_t row_groups(int num_rows) { return (num_rows + LANES - 1) / LANES; }
 // Floats that the queries of one KV head take as tiles.
 inline int64_t query_tile_floats(int num_rows, int dim) { return row_groups(num_rows) * (dim / 32) * TILE_FLOATS; }
-// Floats of scratch: scores and their transpose, outputs, V as tiles.
-inline int64_t tile_scratch_floats(int dim) { return 3 * TILE_FLOATS + LANES * dim + TILE * dim / 2; }
+constexpr int64_t GROUP_FLOATS = 3 * TILE_FLOATS + LANES;  // of 16 rows: scores, probabilities by row, their rescale
+// Floats of scratch: V as tiles, products, what each 16 rows keep.
+inline int64_t tile_scratch_floats(int num_rows, int dim) {
+  return TILE * dim / 2 + LANES * dim + row_groups(num_rows) * GROUP_FLOATS;
+}
 
 // Queries float [num_rows][dim] -> [groups of 16 rows][dim / 32][16 pairs of dims][16 rows][2].
 static inline void queries_to_tiles(const float* q, int num_rows, int dim, float* out) {
@@ -101,47 +104,80 @@ static inline __m512 exp_coarse(__m512 x) {
 
 static inline __m512i bf16_lanes(__m512 x) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)); }
 
+// Which of the tile's tokens each of 16 rows from row `first` on sees.
+struct Seen {
+  __m512i begin, end;
+  Seen(const TileAttention& a, int first) {
+    alignas(64) int32_t begins[LANES], ends[LANES];
+    for (int r = 0; r < LANES; r++) {
+      ends[r] = std::min(a.first_end + (first + r) / a.group, a.count);
+      begins[r] = a.window ? a.first_end + (first + r) / a.group - a.window : 0;
+    }
+    begin = _mm512_load_si512(begins), end = _mm512_load_si512(ends);
+  }
+  bool all() const {
+    return !_mm512_cmplt_epi32_mask(end, _mm512_set1_epi32(TILE)) && !_mm512_cmpgt_epi32_mask(begin, _mm512_setzero_si512());
+  }
+  __mmask16 token(int t) const {
+    const __m512i at = _mm512_set1_epi32(t);
+    return _mm512_cmplt_epi32_mask(at, end) & _mm512_cmpge_epi32_mask(at, begin);
+  }
+};
+
+// The highest of each row's scores [32 tokens][16 rows] and `before`.
+template <bool ALL>
+static inline __m512 tile_peak(const Seen& seen, const float* scores, __m512 before) {
+  __m512 peaks[4] = {before, before, before, before};
+#pragma GCC unroll 32
+  for (int t = 0; t < TILE; t++) {
+    const __m512 score = _mm512_load_ps(scores + t * LANES);
+    peaks[t % 4] = ALL ? _mm512_max_ps(peaks[t % 4], score)
+                       : _mm512_mask_max_ps(peaks[t % 4], seen.token(t), peaks[t % 4], score);
+  }
+  return _mm512_max_ps(_mm512_max_ps(peaks[0], peaks[1]), _mm512_max_ps(peaks[2], peaks[3]));
+}
+
+// Scores become probabilities bfloat16, pairs of tokens [16][16 rows][2], in place; their sum onto `total`.
+template <bool ALL>
+static inline __m512 tile_exponentials(const TileAttention& a, const Seen& seen, bool asks_for_next, float* scores,
+                                       __m512 anchor, __m512 total) {
+  for (int t = 0; t < TILE; t += 2) {
+    __m512 p[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      p[i] = exp_coarse(_mm512_sub_ps(_mm512_load_ps(scores + (t + i) * LANES), anchor));
+      if (!ALL) p[i] = _mm512_maskz_mov_ps(seen.token(t + i), p[i]);
+      total = _mm512_add_ps(total, p[i]);
+      if (asks_for_next)
+        for (int at = 0; at < a.dim * 2; at += 64) __builtin_prefetch(a.next[t + i] + a.offset + at, 0, 2);
+    }
+    // Pair t / 2 takes the place of scores that have been read.
+    _mm512_store_si512(scores + t / 2 * LANES, _mm512_or_si512(bf16_lanes(p[0]), _mm512_slli_epi32(bf16_lanes(p[1]), 16)));
+  }
+  return total;
+}
+
 // Softmax of 16 rows from row `first` on: scores [32 tokens][16 rows] -> probabilities bfloat16 [16 rows][32 tokens] in
 // `turned`. Updates max and the first lane of sum [16]; returns what the rows' outputs so far are multiplied by.
 static inline __m512 tile_softmax(const TileAttention& a, int first, float* scores, float* turned, float* max,
                                   float* sum) {
   const int rows = std::min(LANES, a.num_rows - first);
   const __mmask16 exist = __mmask16((1u << rows) - 1);
-  alignas(64) int32_t ends[LANES];
-  for (int r = 0; r < LANES; r++) ends[r] = std::min(a.first_end + (first + r) / a.group, a.count);
-  alignas(64) int32_t begins[LANES];
-  for (int r = 0; r < LANES; r++) begins[r] = a.window ? a.first_end + (first + r) / a.group - a.window : 0;
-  const __m512i end = _mm512_load_si512(ends), begin = _mm512_load_si512(begins);
+  const Seen seen(a, first);
+  const bool all = seen.all();
   const __m512 absent = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
   const __m512 before = _mm512_mask_loadu_ps(absent, exist, max);
-  __mmask16 seen[TILE];
-  __m512 peak = before;
-  for (int t = 0; t < TILE; t++) {
-    const __m512i token = _mm512_set1_epi32(t);
-    seen[t] = _mm512_cmplt_epi32_mask(token, end) & _mm512_cmpge_epi32_mask(token, begin);
-    peak = _mm512_mask_max_ps(peak, seen[t], peak, _mm512_load_ps(scores + t * LANES));
-  }
+  const __m512 peak = all ? tile_peak<true>(seen, scores, before) : tile_peak<false>(seen, scores, before);
   const __mmask16 any = _mm512_cmpneq_ps_mask(peak, absent), had = _mm512_cmpneq_ps_mask(before, absent);
   const __m512 anchor = _mm512_maskz_mov_ps(any, peak);
   const __m512 rescale = _mm512_maskz_mov_ps(had, (__m512)exp_v((vf)_mm512_sub_ps(before, anchor)));
   const __m512i lanes = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                                            _mm512_set1_epi32(16));
   __m512 total = _mm512_mul_ps(_mm512_mask_i32gather_ps(_mm512_setzero_ps(), exist, lanes, sum, 4), rescale);
+  total = all ? tile_exponentials<true>(a, seen, first == 0, scores, anchor, total)
+              : tile_exponentials<false>(a, seen, first == 0, scores, anchor, total);
   const char* pairs[LANES];
-  for (int t = 0; t < TILE; t += 2) {
-    __m512 p[2];
-    for (int i = 0; i < 2; i++) {
-      const __m512 score = _mm512_load_ps(scores + (t + i) * LANES);
-      p[i] = _mm512_maskz_mov_ps(seen[t + i], exp_coarse(_mm512_sub_ps(score, anchor)));
-      total = _mm512_add_ps(total, p[i]);
-      if (first == 0)  // meanwhile asks for the next tile's K
-        for (int at = 0; at < a.dim * 2; at += 64) __builtin_prefetch(a.next[t + i] + a.offset + at, 0, 2);
-    }
-    // Pair t / 2 takes the place of scores that have been read.
-    const __m512i pair = _mm512_or_si512(bf16_lanes(p[0]), _mm512_slli_epi32(bf16_lanes(p[1]), 16));
-    pairs[t / 2] = (const char*)(scores + t / 2 * LANES);
-    _mm512_store_si512((void*)pairs[t / 2], pair);
-  }
+  for (int pair = 0; pair < LANES; pair++) pairs[pair] = (const char*)(scores + pair * LANES);
   vf by_row[VL];
   transpose_dwords(pairs, 0, by_row);
   for (int r = 0; r < LANES; r++) store(turned + r * LANES, by_row[r]);
@@ -152,18 +188,20 @@ static inline __m512 tile_softmax(const TileAttention& a, int first, float* scor
 
 // out[rows][ldo] = out * rescale + probabilities x V.
 static inline void tile_outputs(const TileAttention& a, int rows, const float* probabilities, const float* values,
-                                __m512 rescale, float* products, float* out, int64_t ldo) {
+                                const float* scale, float* products, float* out, int64_t ldo) {
   _tile_loadd(6, probabilities, 64);
-  for (int c = 0; c < a.dim / 16; c++) {
+  for (int c = 0; c < a.dim / 16; c += 2) {
     _tile_zero(2);
     _tile_loadd(7, values + c * TILE_FLOATS, 64);
     _tile_dpbf16ps(2, 6, 7);
+    _tile_zero(3);
+    _tile_loadd(5, values + (c + 1) * TILE_FLOATS, 64);
+    _tile_dpbf16ps(3, 6, 5);
     _tile_stored(2, products + c * 16, a.dim * 4);
+    _tile_stored(3, products + c * 16 + 16, a.dim * 4);
   }
   const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-  alignas(64) float scale[LANES];
-  _mm512_store_ps(scale, rescale);
   for (int r = 0; r < rows; r++) {
     const __m512 factor = _mm512_set1_ps(scale[r]);
     for (int d = 0; d < a.dim; d += 32) {
@@ -177,16 +215,23 @@ static inline void tile_outputs(const TileAttention& a, int rows, const float* p
 }
 
 // One tile of keys: updates max [rows], sum [rows][16] (its first lane) and out [rows][ldo]. The thread's tiles are on.
+// Each stage goes over all rows before the next begins: what it waits for is then long done.
 static inline void attend_on_tiles(const TileAttention& a, const float* queries, float* scratch, float* max, float* sum,
                                    float* out, int64_t ldo) {
-  float *scores = scratch, *turned = scores + 2 * TILE_FLOATS, *values = turned + TILE_FLOATS;
-  float* products = values + TILE * a.dim / 2;
+  float *values = scratch, *products = values + TILE * a.dim / 2, *groups = products + LANES * a.dim;
+  const auto of_group = [&](int first) { return groups + first / LANES * GROUP_FLOATS; };
+  for (int first = 0; first < a.num_rows; first += LANES, queries += a.dim / 32 * TILE_FLOATS)
+    tile_scores(a, queries, of_group(first));
   values_to_tiles(a, values);
-  for (int first = 0; first < a.num_rows; first += LANES, queries += a.dim / 32 * TILE_FLOATS) {
-    const int rows = std::min(LANES, a.num_rows - first);
-    tile_scores(a, queries, scores);
-    const __m512 rescale = tile_softmax(a, first, scores, turned, max + first, sum + first * 16);
-    tile_outputs(a, rows, turned, values, rescale, products, out + first * ldo, ldo);
+  for (int first = 0; first < a.num_rows; first += LANES) {
+    float* scores = of_group(first);
+    const __m512 rescale = tile_softmax(a, first, scores, scores + 2 * TILE_FLOATS, max + first, sum + first * 16);
+    _mm512_store_ps(scores + 3 * TILE_FLOATS, rescale);
+  }
+  for (int first = 0; first < a.num_rows; first += LANES) {
+    const float* scores = of_group(first);
+    tile_outputs(a, std::min(LANES, a.num_rows - first), scores + 2 * TILE_FLOATS, values, scores + 3 * TILE_FLOATS,
+                 products, out + first * ldo, ldo);
   }
 }
 
@@ -194,7 +239,7 @@ static inline void attend_on_tiles(const TileAttention& a, const float* queries,
 
 class TileScope {};
 inline int64_t query_tile_floats(int, int) { return 0; }
-inline int64_t tile_scratch_floats(int) { return 0; }
+inline int64_t tile_scratch_floats(int, int) { return 0; }
 static inline void queries_to_tiles(const float*, int, int, float*) {}
 static inline void attend_on_tiles(const TileAttention&, const float*, float*, float*, float*, float*, int64_t) {}
 

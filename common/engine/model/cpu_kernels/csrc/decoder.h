@@ -32,7 +32,7 @@ class Decoder {
   Decoder(const DecoderConfig& config, const LayerWeights* layers, const Packed& embedding, const Packed& head,
           const float* final_norm, const float* cos, const float* sin, int num_threads)
       : config_(config), layers_(layers, layers + config.num_layers), embedding_(embedding), head_(head),
-        final_norm_(final_norm), cos_(cos), sin_(sin), pool_(num_threads), gemm_(pool_.size()),
+        final_norm_(final_norm), cos_(cos), sin_(sin), pool_(num_threads), gemm_(pool_.size()), ahead_(pool_.size()),
         attention_(pool_.size()) {}
 
   Fault forward(const Step& step, const Cache& cache, float* logits) {
@@ -40,7 +40,9 @@ class Decoder {
     if (Fault fault = check(step, cache); fault != Fault::NONE) return fault;
     if (step.num_tokens == 0) return Fault::NONE;
     reserve(step.num_tokens);
-    plan_.make(step.query_start, step.seq_lens, step.num_seqs, config_.num_kv_heads, pool_.size());
+    plan_.make(step.query_start, step.seq_lens, step.num_seqs, config_.num_kv_heads, pool_);
+    plan_.list_blocks(pool_, cache, step.block_tables, step.max_blocks, ahead_);
+    ahead_.start(0, cache.block_bytes());
     Pool::Session session(pool_);
     for_rows(step.num_tokens, [&](int64_t row) { unpacked_row(embedding_, step.token_ids[row], hidden(row)); });
     for (int layer = 0; layer < config_.num_layers; layer++) {
@@ -52,10 +54,10 @@ class Decoder {
     // Only the wanted rows go through the rest of the last layer.
     keep_rows(step);
     const int last = config_.num_layers - 1;
-    project_attention(last, step.num_logits);
+    project_attention(last, step.num_logits, nullptr);
     feed_forward(last, step.num_logits);
     norm_rows(step.num_logits, final_norm_);
-    multiply_rows(pool_, gemm_, head_, normed_.data(), ldx(), step.num_logits, {logits, config_.vocab, Out::STORE});
+    multiply_rows(pool_, gemm_, head_, rows_of(normed_, ldx()), step.num_logits, {logits, config_.vocab, Out::STORE});
     return Fault::NONE;
   }
 
@@ -70,10 +72,16 @@ class Decoder {
   float* hidden(int64_t row) { return hidden_.data() + row * ldx(); }
   float* normed(int64_t row) { return normed_.data() + row * ldx(); }
 
+  // On the tile unit rows go from one product to the next rounded and laid out for it: `normed_`, `activated_` and, but
+  // for the last layer's, `attended_` then hold tiles.
+  bool on_tiles() const { return layers_[0].qkv.format == BF16_TILES; }
+  char* tiles_of(Buffer& buffer) { return on_tiles() ? (char*)buffer.data() : nullptr; }
+  Source rows_of(Buffer& buffer, int64_t ld) { return {buffer.data(), ld, tiles_of(buffer), &ahead_}; }
+
   // Attention rounds to bfloat16 where the matrices do; 16 tokens of a block are a tile.
-  bool use_tiles(const Cache& cache) const {
+  bool attends_on_tiles(const Cache& cache) const {
     const bool fits = config_.head_dim % 32 == 0 && cache.block_size % 16 == 0;
-    return layers_[0].qkv.format == BF16_TILES && cache.is_bf16 && fits;
+    return on_tiles() && cache.is_bf16 && fits;
   }
 
   Fault check(const Step& step, const Cache& cache) const {
@@ -101,10 +109,11 @@ class Decoder {
     if (rows <= capacity_) return;
     capacity_ = rows;
     hidden_.need(rows * ldx());
-    normed_.need(rows * ldx());
+    const auto with_tiles = [&](int64_t ld) { return std::max(rows * ld, row_tiles_bytes(rows, ld) / 4); };
+    normed_.need(with_tiles(ldx()));
     qkv_.need(rows * ldqkv());
-    attended_.need(rows * ldo());
-    activated_.need(rows * lda());
+    attended_.need(with_tiles(ldo()));
+    activated_.need(with_tiles(lda()));
   }
 
   // A few rows are cheaper done here than handed out.
@@ -121,20 +130,32 @@ class Decoder {
   }
 
   void norm_rows(int64_t rows, const float* weight) {
-    for_rows(rows, [&](int64_t row) { rms_norm(hidden(row), weight, config_.hidden, config_.norm_eps, normed(row)); });
+    char* tiles = tiles_of(normed_);
+    for_rows(rows, [&](int64_t row) {
+      if (tiles)
+        norm_row(hidden(row), weight, config_.hidden, config_.norm_eps, in_row_tiles(tiles, row, config_.hidden));
+      else
+        rms_norm(hidden(row), weight, config_.hidden, config_.norm_eps, normed(row));
+    });
   }
 
   void attention_block(int layer, const Step& step, const Cache& cache, bool only_cache) {
     const LayerWeights& w = layers_[layer];
     norm_rows(step.num_tokens, w.attention_norm);
-    multiply_rows(pool_, gemm_, w.qkv, normed_.data(), ldx(), step.num_tokens, {qkv_.data(), ldqkv(), Out::STORE});
+    multiply_rows(pool_, gemm_, w.qkv, rows_of(normed_, ldx()), step.num_tokens, {qkv_.data(), ldqkv(), Out::STORE});
     for_rows(step.num_tokens, [&](int64_t row) { place(layer, step, cache, row); });
     if (only_cache) return;
     const int group = config_.num_heads / config_.num_kv_heads;
+    const bool is_last = layer + 1 == config_.num_layers, use_tiles = attends_on_tiles(cache);
+    char* tiles = use_tiles && !is_last ? tiles_of(attended_) : nullptr;  // the last layer's rows are picked among
     const AttentionArgs args{cache, layer, group, config_.window, qkv_.data(), ldqkv(), attended_.data(), ldo(),
-                             step.block_tables, step.max_blocks, config_.attention_scale, use_tiles(cache)};
+                             step.block_tables, step.max_blocks, config_.attention_scale, use_tiles, tiles};
     plan_.run(pool_, args, attention_);
-    if (layer + 1 < config_.num_layers) project_attention(layer, step.num_tokens);
+    if (is_last)
+      ahead_.clear();
+    else
+      ahead_.start((layer + 1) * cache.block_bytes(), cache.block_bytes());
+    if (!is_last) project_attention(layer, step.num_tokens, tiles);
   }
 
   // Norms and rotates the heads of one token and writes its K and V into the cache.
@@ -157,16 +178,17 @@ class Decoder {
     }
   }
 
-  void project_attention(int layer, int64_t rows) {
+  void project_attention(int layer, int64_t rows, const char* tiles) {
     const Target residual{hidden_.data(), ldx(), Out::ADD};
-    multiply_rows(pool_, gemm_, layers_[layer].output, attended_.data(), ldo(), rows, residual);
+    multiply_rows(pool_, gemm_, layers_[layer].output, {attended_.data(), ldo(), tiles, &ahead_}, rows, residual);
   }
 
   void feed_forward(int layer, int64_t rows) {
     const LayerWeights& w = layers_[layer];
     norm_rows(rows, w.mlp_norm);
-    multiply_rows(pool_, gemm_, w.gate_up, normed_.data(), ldx(), rows, {activated_.data(), lda(), Out::SILU});
-    multiply_rows(pool_, gemm_, w.down, activated_.data(), lda(), rows, {hidden_.data(), ldx(), Out::ADD});
+    const Target activated{activated_.data(), lda(), Out::SILU, tiles_of(activated_)};
+    multiply_rows(pool_, gemm_, w.gate_up, rows_of(normed_, ldx()), rows, activated);
+    multiply_rows(pool_, gemm_, w.down, rows_of(activated_, lda()), rows, {hidden_.data(), ldx(), Out::ADD});
   }
 
   // Moves the rows whose logits are wanted to the front (through `normed_` and `qkv_`: the order may be any).
@@ -188,6 +210,7 @@ class Decoder {
   const float *final_norm_, *cos_, *sin_;
   Pool pool_;
   GemmScratch gemm_;
+  Ahead ahead_;
   std::vector<AttentionScratch> attention_;
   AttentionPlan plan_;
   Buffer hidden_, normed_, qkv_, attended_, activated_;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "ahead.h"
 #include "packed.h"
 #include "pool.h"
 
@@ -17,11 +18,15 @@ enum class Out { STORE, ADD, SILU };  // SILU: paired matrices only, writes silu
 template <int MR, int NP>
 using Tile = vf[MR][NP * 2];
 
-constexpr int64_t PREFETCH_BYTES = 4096;  // how far ahead of its use a weight is asked for, in each panel
+constexpr int64_t PREFETCH_BYTES = 4096;  // how far ahead of its use a quantised weight is asked for, in each panel
+constexpr int64_t FLOAT_PREFETCH_BYTES = 16384;  // and others, which pass by faster, in all panels together
 
-// Feeds body(k, weights[NP * 2]) with the dequantised weights of NP panels for k in [0, K).
+constexpr int64_t ASKED_PER_GROUP = 7 * 64;  // bytes of `Ahead` that are asked for per group of a quantised panel
+
+// Feeds body(k, weights[NP * 2]) with the dequantised weights of NP panels for k in [0, K). ask: see `Ahead`; or null.
 template <int FORMAT, int NP, class Body>
-static inline __attribute__((always_inline)) void stream(const char* const* panels, int64_t k_end, const Body& body) {
+static inline __attribute__((always_inline)) void stream(const char* const* panels, int64_t k_end, const char* ask,
+                                                         const Body& body) {
   constexpr int64_t group = Layout<FORMAT>::group_bytes;
   vf w[NP * 2];
   if constexpr (FORMAT == F32 || FORMAT == BF16) {
@@ -30,7 +35,7 @@ static inline __attribute__((always_inline)) void stream(const char* const* pane
 #pragma GCC unroll 4
       for (int p = 0; p < NP; p++) {
         const char* at = panels[p] + k * step;
-        for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(at + PREFETCH_BYTES + line);
+        for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(at + FLOAT_PREFETCH_BYTES / NP + line);
         for (int half = 0; half < 2; half++)
           w[p * 2 + half] =
               FORMAT == F32 ? load((const float*)at + half * VL) : load_bf16((const uint16_t*)at + half * VL);
@@ -55,6 +60,9 @@ static inline __attribute__((always_inline)) void stream(const char* const* pane
         }
         values[p] = (const char*)head + (FORMAT == Q8_SYMMETRIC ? NR * 2 : NR * 4);
       }
+      if (ask)
+        for (int64_t line = 0; line < ASKED_PER_GROUP; line += 64)
+          __builtin_prefetch(ask + g * ASKED_PER_GROUP + line, 0, 2);
       if constexpr (FORMAT == Q4) {
         for (int j = 0; j < GROUP / 8; j++) {
           vi words[NP * 2];
@@ -86,8 +94,8 @@ static inline __attribute__((always_inline)) void stream(const char* const* pane
 
 template <int FORMAT, int MR, int NP>
 static inline __attribute__((always_inline)) void multiply(const float* a, int64_t lda, const char* const* panels,
-                                                           int64_t k_end, Tile<MR, NP>& acc) {
-  stream<FORMAT, NP>(panels, k_end, [&](int64_t k, const vf* w) __attribute__((always_inline)) {
+                                                           int64_t k_end, const char* ask, Tile<MR, NP>& acc) {
+  stream<FORMAT, NP>(panels, k_end, ask, [&](int64_t k, const vf* w) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
       vf x = splat(a[i * lda + k]);
@@ -101,19 +109,31 @@ struct Target {
   float* c;
   int64_t ldc;
   Out mode;
+  char* tiles = nullptr;  // on the tile unit: SILU goes here instead, as rows of another product (amx.h)
+};
+
+// What a matrix is multiplied with.
+struct Source {
+  const float* a;
+  int64_t lda;
+  const char* tiles = nullptr;  // on the tile unit: the rows are here instead, rounded and laid out (amx.h)
+  Ahead* ahead = nullptr;
 };
 
 static inline void write_part(float* c, int64_t count, const float* values, bool add) {
   for (int64_t i = 0; i < count; i++) c[i] = add ? c[i] + values[i] : values[i];
 }
 
+static inline void add_bias(const Packed& w, int64_t panel, vf& left, vf& right) {
+  if (!w.bias) return;
+  left += load(w.bias + panel * NR);
+  right += load(w.bias + panel * NR + VL);
+}
+
 // One row of one panel: bias, then store, add, or gate.
 static inline __attribute__((always_inline)) void write_panel(const Packed& w, int64_t panel, vf left, vf right,
                                                               const Target& out, int64_t row) {
-  if (w.bias) {
-    left += load(w.bias + panel * NR);
-    right += load(w.bias + panel * NR + VL);
-  }
+  add_bias(w, panel, left, right);
   const int64_t width = w.paired ? VL : NR, begin = panel * width;
   const int64_t count = std::min(width, (w.paired ? w.n / 2 : w.n) - begin);
   float* c = out.c + row * out.ldc + begin;
@@ -131,20 +151,19 @@ static inline __attribute__((always_inline)) void write_panel(const Packed& w, i
   write_part(c, count, values, out.mode == Out::ADD);
 }
 
-// Rows [row, row + MR) times panels [panel, panel + NP).
+// The first MR rows times panels [panel, panel + NP).
 template <int FORMAT, int MR, int NP>
-static void tile(const Packed& w, int64_t panel, const char* data, const float* a, int64_t lda, const Target& out,
-                 int64_t row) {
+static void tile(const Packed& w, int64_t panel, const char* ask, const Source& in, const Target& out) {
   const char* panels[NP];
   const int64_t stride = panel_bytes(FORMAT, w.k);
-  for (int p = 0; p < NP; p++) panels[p] = data + p * stride;
+  for (int p = 0; p < NP; p++) panels[p] = w.data + (panel + p) * stride;
   Tile<MR, NP> acc = {};
-  multiply<FORMAT, MR, NP>(a + row * lda, lda, panels, w.k, acc);
+  multiply<FORMAT, MR, NP>(in.a, in.lda, panels, w.k, ask, acc);
   for (int i = 0; i < MR; i++)
-    for (int p = 0; p < NP; p++) write_panel(w, panel + p, acc[i][p * 2], acc[i][p * 2 + 1], out, row + i);
+    for (int p = 0; p < NP; p++) write_panel(w, panel + p, acc[i][p * 2], acc[i][p * 2 + 1], out, i);
 }
 
-using TileFunction = void (*)(const Packed&, int64_t, const char*, const float*, int64_t, const Target&, int64_t);
+using TileFunction = void (*)(const Packed&, int64_t, const char*, const Source&, const Target&);
 
 template <int FORMAT, int NP, int... I>
 constexpr std::array<TileFunction, MAX_ROWS> tiles_of(std::integer_sequence<int, I...>) {
@@ -252,7 +271,7 @@ static void panel_times_tiles(const Packed& w, int64_t panel, const float* a, in
     const int64_t length = std::min(K_BLOCK, w.k - k);
     const char* block = data + panel_bytes(FORMAT, k);
     if (FORMAT != F32)
-      stream<FORMAT, 1>(&block, length, [&](int64_t i, const vf* v) __attribute__((always_inline)) {
+      stream<FORMAT, 1>(&block, length, nullptr, [&](int64_t i, const vf* v) __attribute__((always_inline)) {
         store(unpacked + i * NR, v[0]);
         store(unpacked + i * NR + VL, v[1]);
       });
@@ -283,30 +302,33 @@ static int panels_at_once(int64_t rows, int64_t num_panels, int threads) {
   return 1;
 }
 
+constexpr int64_t COMPUTING_ROWS = 4;  // from here on few rows of quantised weights compute longer than they read
+
 // Up to one register tile of rows: weights are read, widened and used in one go.
 template <int FORMAT>
-static void few_rows(Pool& pool, const Packed& w, const float* a, int64_t lda, int64_t m, const Target& out) {
-  const int64_t num_panels = w.num_panels(), stride = panel_bytes(FORMAT, w.k);
+static void few_rows(Pool& pool, const Packed& w, const Source& in, int64_t m, const Target& out) {
+  const int64_t num_panels = w.num_panels(), asked = w.k / GROUP * ASKED_PER_GROUP;
   const int np = panels_at_once<FORMAT>(m, num_panels, pool.size());
   const int64_t units = (num_panels + np - 1) / np, per_task = std::max<int64_t>(1, units / (pool.size() * 16));
-  pool.run(int((units + per_task - 1) / per_task), [&](int task, int) {
+  Ahead* ahead = FORMAT != F32 && FORMAT != BF16 && m >= COMPUTING_ROWS ? in.ahead : nullptr;
+  pool.run(int((units + per_task - 1) / per_task), [&](int task, int thread) {
     const int64_t end = std::min(num_panels, (task + 1) * per_task * np);
     for (int64_t panel = task * per_task * np; panel < end; panel += np) {
       const int count = int(std::min<int64_t>(np, end - panel));
-      tile_function<FORMAT>(int(m), count)(w, panel, w.data + panel * stride, a, lda, out, 0);
+      tile_function<FORMAT>(int(m), count)(w, panel, ahead ? ahead->next(thread, asked) : nullptr, in, out);
     }
   });
 }
 
 template <int FORMAT>
-static void many_rows(Pool& pool, GemmScratch& scratch, const Packed& w, const float* a, int64_t lda, int64_t m,
+static void many_rows(Pool& pool, GemmScratch& scratch, const Packed& w, const Source& in, int64_t m,
                       const Target& out) {
   const int64_t num_tiles = (m + MAX_ROWS - 1) / MAX_ROWS, num_panels = w.num_panels();
   scratch.interleaved.need(m * w.k);
   float* rows = scratch.interleaved.data();
   pool.run(int(num_tiles), [&](int t, int) {
     const int64_t begin = tile_begin(m, t, num_tiles), end = tile_begin(m, t + 1, num_tiles);
-    interleave_rows(a + begin * lda, lda, int(end - begin), w.k, rows + begin * w.k);
+    interleave_rows(in.a + begin * in.lda, in.lda, int(end - begin), w.k, rows + begin * w.k);
   });
   const int64_t fits = std::max<int64_t>(1, (1 << 18) / w.k / MAX_ROWS);  // tiles in 1 MB: half of an L2 cache
   const int64_t num_blocks = (num_tiles + fits - 1) / fits;
@@ -325,22 +347,21 @@ static void many_rows(Pool& pool, GemmScratch& scratch, const Packed& w, const f
 }
 
 template <int FORMAT>
-static void gemm_as(Pool& pool, GemmScratch& scratch, const Packed& w, const float* a, int64_t lda, int64_t m,
-                    const Target& out) {
+static void gemm_as(Pool& pool, GemmScratch& scratch, const Packed& w, const Source& in, int64_t m, const Target& out) {
   if (m <= MAX_ROWS)
-    few_rows<FORMAT>(pool, w, a, lda, m, out);
+    few_rows<FORMAT>(pool, w, in, m, out);
   else
-    many_rows<FORMAT>(pool, scratch, w, a, lda, m, out);
+    many_rows<FORMAT>(pool, scratch, w, in, m, out);
 }
 
-static inline void gemm(Pool& pool, GemmScratch& scratch, const Packed& w, const float* a, int64_t lda, int64_t m,
+static inline void gemm(Pool& pool, GemmScratch& scratch, const Packed& w, const Source& in, int64_t m,
                         const Target& out) {
   switch (w.format) {
-    case F32: return gemm_as<F32>(pool, scratch, w, a, lda, m, out);
-    case BF16: return gemm_as<BF16>(pool, scratch, w, a, lda, m, out);
-    case Q8: return gemm_as<Q8>(pool, scratch, w, a, lda, m, out);
-    case Q8_SYMMETRIC: return gemm_as<Q8_SYMMETRIC>(pool, scratch, w, a, lda, m, out);
-    default: return gemm_as<Q4>(pool, scratch, w, a, lda, m, out);
+    case F32: return gemm_as<F32>(pool, scratch, w, in, m, out);
+    case BF16: return gemm_as<BF16>(pool, scratch, w, in, m, out);
+    case Q8: return gemm_as<Q8>(pool, scratch, w, in, m, out);
+    case Q8_SYMMETRIC: return gemm_as<Q8_SYMMETRIC>(pool, scratch, w, in, m, out);
+    default: return gemm_as<Q4>(pool, scratch, w, in, m, out);
   }
 }
 

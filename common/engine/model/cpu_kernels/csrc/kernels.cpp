@@ -90,11 +90,16 @@ void pd_linear(void* threads, const Packed* w, const float* x, int64_t lda, int6
                int32_t mode) {
   auto* t = static_cast<Threads*>(threads);
   Pool::Session session(t->pool);
-  multiply_rows(t->pool, t->gemm, *w, x, lda, m, {out, ldc, Out(mode)});
+  multiply_rows(t->pool, t->gemm, *w, {x, lda}, m, {out, ldc, Out(mode)});
 }
 
 void pd_rms_norm(const float* x, const float* weight, int64_t rows, int64_t n, float eps, float* out) {
   for (int64_t r = 0; r < rows; r++) rms_norm(x + r * n, weight, n, eps, out + r * n);
+}
+
+// exp of count values (tests).
+void pd_exp(const float* x, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i++) out[i] = exp_one(x[i]);
 }
 
 // q, out: float [num_tokens, num_heads * head_dim] with row strides ldq, ldo.
@@ -102,7 +107,7 @@ void pd_attention(void* threads, const AttentionArgs* args, const int64_t* query
                   int64_t num_seqs) {
   auto* t = static_cast<Threads*>(threads);
   AttentionPlan plan;
-  plan.make(query_start, seq_lens, num_seqs, args->cache.num_kv_heads, t->pool.size());
+  plan.make(query_start, seq_lens, num_seqs, args->cache.num_kv_heads, t->pool);
   Pool::Session session(t->pool);
   plan.run(t->pool, *args, t->attention);
 }

@@ -14,6 +14,8 @@ struct Cache {
   int64_t token_stride() const { return int64_t(num_kv_heads) * head_dim; }
   // From K to V of the same token and head.
   int64_t value_offset() const { return block_size * token_stride() * element_bytes(); }
+  // K and V of one block in one layer; those of the next layer lie behind them.
+  int64_t block_bytes() const { return 2 * value_offset(); }
   // K of one token and head in one layer.
   char* at(int layer, int64_t block, int64_t offset, int head) const {
     const int64_t token = (block * num_layers + layer) * 2 * block_size + offset;
@@ -21,7 +23,8 @@ struct Cache {
   }
 };
 
-static inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
+// What a row is multiplied with, beside its weight.
+static inline float rms_scale(const float* x, int64_t n, float eps) {
   lanes16 sum = {};
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
@@ -29,7 +32,11 @@ static inline void rms_norm(const float* x, const float* weight, int64_t n, floa
     sum += v * v;
   }
   for (int64_t lane = 0; i + lane < n; lane++) sum[lane] += x[i + lane] * x[i + lane];
-  float scale = 1.0f / std::sqrt(sum16(sum) / float(n) + eps);
+  return 1.0f / std::sqrt(sum16(sum) / float(n) + eps);
+}
+
+static inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
+  const float scale = rms_scale(x, n, eps);
   for (int64_t j = 0; j < n; j++) out[j] = x[j] * scale * weight[j];
 }
 

@@ -11,6 +11,8 @@
 #include <new>
 #include <utility>
 
+#include "exp.h"
+
 namespace pd {
 
 #if defined(__AVX512F__)
@@ -143,25 +145,13 @@ static inline float max16(lanes16 v) {
   return v[0];
 }
 
-// exp by range reduction to [-ln2/2, ln2/2] and a degree-6 polynomial (Cephes' coefficients); error < 2 ulp.
+// exp, as far as single precision goes: beyond [-87.33, 88.37] that of the bound.
 template <class F, class I>
 static inline F exp_lanes(F x) {
   F low = F{} - 87.33f, high = F{} + 88.37f;
   x = x < low ? low : x;
   x = x > high ? high : x;
-  F magic = F{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  F n = (x * 1.44269504088896341f + magic) - magic;
-  F r = x - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  F p = F{} + 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  I exponent = (__builtin_convertvector(n, I) + 127) << 23;
-  return p * (F)exponent;
+  return exp_of_bounded<F, I>(x);
 }
 
 static inline float exp_one(float x) { return exp_lanes<lanes16, lanes16i>(lanes16{} + x)[0]; }

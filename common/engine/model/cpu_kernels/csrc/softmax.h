@@ -24,11 +24,23 @@ struct SoftmaxState {
     std::fill(max, max + rows, ABSENT);
   }
 
-  // Takes in the later segment `next` of row r.
-  void merge(int64_t r, const SoftmaxState& next) const {
-    if (next.max[r] == ABSENT) return;
-    const float peak = std::max(max[r], next.max[r]);
-    const float mine = max[r] == ABSENT ? 0.0f : exp_one(max[r] - peak), other = exp_one(next.max[r] - peak);
+  // Takes in the later segment `next` of the first `rows` rows; exponentials of 16 rows at once.
+  void merge(int64_t rows, const SoftmaxState& next) const {
+    for (int64_t first = 0; first < rows; first += 16) {
+      const int count = int(std::min<int64_t>(16, rows - first));
+      lanes16 before = lanes16{} + ABSENT, later = before;
+      std::memcpy(&before, max + first, size_t(count) * sizeof(float));
+      std::memcpy(&later, next.max + first, size_t(count) * sizeof(float));
+      const lanes16 peak = larger(later, before);
+      lanes16 mine = exp_lanes<lanes16, lanes16i>(before - peak), other = exp_lanes<lanes16, lanes16i>(later - peak);
+      mine = before == ABSENT ? lanes16{} : mine;
+      for (int i = 0; i < count; i++)
+        if (later[i] != ABSENT) merge_row(first + i, next, peak[i], mine[i], other[i]);
+    }
+  }
+
+ private:
+  void merge_row(int64_t r, const SoftmaxState& next, float peak, float mine, float other) const {
     float *a = out + r * dim, *b = next.out + r * dim;
     for (int64_t d = 0; d < dim; d++) a[d] = a[d] * mine + b[d] * other;
     for (int i = 0; i < 16; i++) sum[r * 16 + i] = sum[r * 16 + i] * mine + next.sum[r * 16 + i] * other;

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "exp.h"
+
 namespace pd {
 
 #if defined(__AVX512F__)
@@ -60,23 +62,9 @@ static inline float sum(const float* p, int64_t size) {
 }
 
 // exp of x <= 0, at most 2 ulp off; 0 below -87, where single precision ends. NaN stays NaN.
-// Range reduction to [-ln2/2, ln2/2] and a degree-6 polynomial with Cephes' coefficients.
 static inline vf exp_lanes(vf x) {
   const vf lowest = vf{} - 87.0f;
-  const vf clamped = x < lowest ? lowest : x;
-  const vf magic = vf{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const vf n = (clamped * 1.44269504088896341f + magic) - magic;
-  vf r = clamped - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  vf p = vf{} + 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const vi exponent = (__builtin_convertvector(n, vi) + 127) << 23;
-  const vf value = p * (vf)exponent;
+  const vf value = exp_of_bounded<vf, vi>(x < lowest ? lowest : x);
   return x < lowest ? vf{} : value;
 }
 

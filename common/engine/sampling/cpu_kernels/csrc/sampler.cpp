@@ -2,6 +2,9 @@
 //
 // A row's result depends on that row alone. A draw reads a row twice (highest logit, weights) and writes it nowhere but
 // into a scratch row that stays in the core's own cache, and there only if something is to be cut off.
+#include <array>
+#include <utility>
+
 #include "cuts.h"
 
 using namespace pd;
@@ -42,24 +45,44 @@ void forbid(float* p, uint32_t allowed) {
 #endif
 }
 
-// How many of the row are above each of up to 8 values.
-void count_above(const float* row, int64_t size, const float* values, int64_t num_values, int64_t* counts) {
-  vf value[HALF];
-  vi above[HALF];
-  for (int64_t v = 0; v < HALF; v++) {
-    value[v] = vf{} + (v < num_values ? values[v] : INF);
+constexpr int COUNTED = LANES == 16 ? 12 : 6;  // values counted in one pass: each takes two registers
+
+// Lane i of `counts` grows where lane i of x is above `value`.
+vi counted(vi counts, vf x, vf value) {
+#if defined(__AVX512F__)
+  const __mmask16 above = _mm512_cmp_ps_mask((__m512)x, (__m512)value, _CMP_GT_OQ);
+  return (vi)_mm512_mask_add_epi32((__m512i)counts, above, (__m512i)counts, _mm512_set1_epi32(1));
+#else
+  return counts - (x > value);
+#endif
+}
+
+// How many of the row are above each of N values.
+template <int N>
+void count_above(const float* row, int64_t size, const float* values, int64_t* counts) {
+  vf value[N];
+  vi above[N];
+  for (int v = 0; v < N; v++) {
+    value[v] = vf{} + values[v];
     above[v] = vi{};
   }
   int64_t i = 0;
   for (; i + LANES <= size; i += LANES) {
     const vf x = load(row + i);
-    for (int64_t v = 0; v < HALF; v++) above[v] -= x > value[v];
+#pragma GCC unroll 12
+    for (int v = 0; v < N; v++) above[v] = counted(above[v], x, value[v]);
   }
-  for (int64_t v = 0; v < num_values; v++) {
+  for (int v = 0; v < N; v++) {
     counts[v] = 0;
     for (int lane = 0; lane < LANES; lane++) counts[v] += above[v][lane];
     for (int64_t rest = i; rest < size; rest++) counts[v] += row[rest] > values[v];
   }
+}
+
+using CountFunction = void (*)(const float*, int64_t, const float*, int64_t*);
+template <int... I>
+constexpr std::array<CountFunction, sizeof...(I)> counts_of(std::integer_sequence<int, I...>) {
+  return {&count_above<I + 1>...};
 }
 
 int64_t first_of(const float* row, int64_t size, float value) {
@@ -205,11 +228,18 @@ void pd_log_normaliser(const float* scores, int64_t vocab, int64_t num_rows, flo
 // How many scores of each row are above each of its `per_row` values; counts: [num_rows, per_row].
 void pd_count_above(const float* scores, int64_t vocab, int64_t num_rows, const float* values, int64_t per_row,
                     int64_t* counts) {
+  static constexpr auto table = counts_of(std::make_integer_sequence<int, COUNTED>{});
+  const int64_t passes = (per_row + COUNTED - 1) / COUNTED;
   for (int64_t r = 0; r < num_rows; r++)
-    for (int64_t first = 0; first < per_row; first += HALF) {
-      const int64_t count = std::min<int64_t>(HALF, per_row - first);
-      count_above(scores + r * vocab, vocab, values + r * per_row + first, count, counts + r * per_row + first);
+    for (int64_t pass = 0; pass < passes; pass++) {
+      const int64_t first = per_row * pass / passes, end = per_row * (pass + 1) / passes;
+      table[end - first - 1](scores + r * vocab, vocab, values + r * per_row + first, counts + r * per_row + first);
     }
+}
+
+// exp of count values, none above 0 (tests).
+void pd_exp(const float* x, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i++) out[i] = exp_lanes(vf{} + x[i])[0];
 }
 
 // Exp(1) noise of ids [0, count) for one key (tests).

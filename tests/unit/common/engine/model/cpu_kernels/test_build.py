@@ -68,6 +68,16 @@ def test_another_machine_or_source_has_another_key() -> None:
     assert build_key(frozenset({"avx2", "fma"})) == build_key(frozenset({"fma", "avx2"}))
 
 
+def test_a_shared_header_that_changes_makes_another_key(tmp_path: Path) -> None:
+    sources, shared = tmp_path / "csrc", tmp_path / "shared"
+    for folder in (sources, shared):
+        folder.mkdir()
+        (folder / "one.h").write_text("// one")
+    before = build_key(frozenset(), sources, shared)
+    (shared / "one.h").write_text("// two")
+    assert build_key(frozenset(), sources, shared) != before
+
+
 def test_cpu_flags_are_those_of_the_first_processor(tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma\n\nprocessor\t: 1\nflags\t\t: fpu\n")

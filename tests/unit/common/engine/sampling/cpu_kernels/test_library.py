@@ -109,9 +109,10 @@ def test_normalisers_and_ranks_are_torchs(vocab_size: int, shape: str):
     scores = logits_of(np.random.default_rng(3), shape, 4, vocab_size)
     expected = scores.double().logsumexp(dim=1)
     assert SamplingKernels().log_normaliser(scores).tolist() == pytest.approx(expected.tolist(), rel=1e-6, abs=1e-6)
-    values = scores[:, torch.arange(7) * 31 % vocab_size]
-    counted = (scores.unsqueeze(1) > values.unsqueeze(2)).sum(dim=2)
-    assert SamplingKernels().count_above(scores, values).tolist() == counted.tolist()
+    for num_values in (1, 7, 11, 30):  # one pass over the scores counts for some at once
+        values = scores[:, torch.arange(num_values) * 31 % vocab_size]
+        counted = (scores.unsqueeze(1) > values.unsqueeze(2)).sum(dim=2)
+        assert SamplingKernels().count_above(scores, values).tolist() == counted.tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
