@@ -7,6 +7,7 @@ A masked token's -inf is reported as `LOGPROB_FLOOR`, which JSON can carry. Does
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -43,12 +44,12 @@ def position_logprobs(
     chosen = scores.gather(1, token_ids.unsqueeze(1)).squeeze(1)
     count = max((request.count for request in requests if request.token_ids is None), default=0)
     top_values, top_ids = highest_with_places(scores, min(count, scores.shape[1]))
-    higher = _count_above(scores, chosen, top_values, kernels)
-    listed = _listed(scores, shift, requests, kernels)
+    listed = _listed(scores, shift, chosen, requests, kernels)
+    higher = _count_above(scores, chosen, top_values, listed, kernels)
     columns = zip(
         token_ids.tolist(),
         (chosen - shift).tolist(),
-        higher.tolist(),
+        higher,
         top_ids.tolist(),
         (top_values - shift.unsqueeze(1)).tolist(),
         strict=True,
@@ -56,7 +57,7 @@ def position_logprobs(
     reported = []
     for row, (token, logprob, above, ids, values) in enumerate(columns):
         request = requests[row]
-        top = listed[row] if row in listed else _ranked(ids[: request.count], values[: request.count])
+        top = listed[row].entries if row in listed else _ranked(ids[: request.count], values[: request.count])
         reported.append(
             PositionLogprobs(chosen=TokenLogprob(token_id=token, logprob=_finite(logprob), rank=above + 1), top=top)
         )
@@ -77,20 +78,32 @@ def _log_normaliser(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _count_above(
-    scores: torch.Tensor, values: torch.Tensor, top: torch.Tensor, kernels: SamplingKernels | None
-) -> torch.Tensor:
-    """How many scores float32 [n, vocab_size] of each row are above its value float32 [n]; int64 [n].
+    scores: torch.Tensor,
+    values: torch.Tensor,
+    top: torch.Tensor,
+    listed: "dict[int, _Listed]",
+    kernels: SamplingKernels | None,
+) -> list[int]:
+    """How many scores float32 [n, vocab_size] of each row are above its value float32 [n].
 
-    A value not below the lowest of `top` float32 [n, count] is counted there; only the others need all scores.
+    A value not below the lowest of `top` float32 [n, count] is counted there, `listed` rows are counted already; only
+    the others need all scores.
     """
+    if len(listed) == scores.shape[0]:
+        return [listed[row].above_chosen for row in range(scores.shape[0])]
     values = values.unsqueeze(1)
-    if not top.shape[1]:
-        return _count(scores, values, kernels).squeeze(1)
     above = (top > values).sum(dim=1)
-    deep = torch.nonzero(values.squeeze(1) < top[:, -1]).squeeze(1)
-    if deep.numel():
+    is_deep = values.squeeze(1) < top[:, -1] if top.shape[1] else torch.ones_like(above, dtype=torch.bool)
+    is_deep[list(listed)] = False
+    deep = torch.nonzero(is_deep).squeeze(1)
+    if deep.numel() == scores.shape[0]:
+        above = _count(scores, values, kernels).squeeze(1)
+    elif deep.numel():
         above[deep] = _count(scores[deep], values[deep], kernels).squeeze(1)
-    return above
+    counts: list[int] = above.tolist()
+    for row, of_row in listed.items():
+        counts[row] = of_row.above_chosen
+    return counts
 
 
 def _count(scores: torch.Tensor, values: torch.Tensor, kernels: SamplingKernels | None) -> torch.Tensor:
@@ -111,31 +124,46 @@ def _ranked(ids: list[int], values: list[float]) -> tuple[TokenLogprob, ...]:
     return tuple(ranked)
 
 
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A row that names tokens: those, best first, and how many scores are above the chosen token's."""
+
+    entries: tuple[TokenLogprob, ...]
+    above_chosen: int
+
+
 def _listed(
-    scores: torch.Tensor, shift: torch.Tensor, requests: Sequence[LogprobRequest], kernels: SamplingKernels | None
-) -> dict[int, tuple[TokenLogprob, ...]]:
-    """The asked-for tokens of each row that names some, best first."""
+    scores: torch.Tensor,
+    shift: torch.Tensor,
+    chosen: torch.Tensor,
+    requests: Sequence[LogprobRequest],
+    kernels: SamplingKernels | None,
+) -> dict[int, _Listed]:
+    """The rows that name tokens. Chosen and named ones are counted together: one pass over the scores."""
     asked = {row: request.token_ids for row, request in enumerate(requests) if request.token_ids is not None}
     if not asked:
         return {}
     longest = max(map(len, asked.values()))
     padded = [[*ids, *ids[:1] * (longest - len(ids))] for ids in asked.values()]
     ids = torch.tensor(padded, dtype=torch.int64, device=scores.device)
-    chosen = scores if len(asked) == len(requests) else scores[torch.tensor(list(asked), device=scores.device)]
-    values = chosen.gather(1, ids)
-    counts = _count(chosen, values, kernels)
-    reported = (values - shift[list(asked)].unsqueeze(1)).tolist()
+    rows = slice(None) if len(asked) == len(requests) else torch.tensor(list(asked), device=scores.device)
+    values = scores[rows].gather(1, ids)
+    counts = _count(scores[rows], torch.cat((chosen[rows].unsqueeze(1), values), dim=1), kernels).tolist()
+    reported = (values - shift[rows].unsqueeze(1)).tolist()
     return {
-        row: tuple(
-            sorted(
-                (
-                    TokenLogprob(token_id=token, logprob=_finite(value), rank=higher + 1)
-                    for token, value, higher in zip(tokens, row_values, above, strict=False)  # the rest is padding
-                ),
-                key=_rank,
-            )
+        row: _Listed(
+            tuple(
+                sorted(
+                    (
+                        TokenLogprob(token_id=token, logprob=_finite(value), rank=higher + 1)
+                        for token, value, higher in zip(tokens, row_values, above, strict=False)  # the rest is padding
+                    ),
+                    key=_rank,
+                )
+            ),
+            above_chosen,
         )
-        for (row, tokens), row_values, above in zip(asked.items(), reported, counts.tolist(), strict=True)
+        for (row, tokens), row_values, (above_chosen, *above) in zip(asked.items(), reported, counts, strict=True)
     }
 
 

@@ -77,6 +77,7 @@ class Sampler:
         self._drawer = Drawer(vocab_size, device)
         self._raw_memory = torch.empty(0, vocab_size, device=device)
         self._plan: StepPlan | None = None
+        self._takes_highest = False  # all rows of the plan want their highest logit and nothing else
 
     def update_batch(self, update: BatchUpdate) -> None:
         """Apply membership changes (removed, added, moved) before the step that needs them."""
@@ -110,15 +111,20 @@ class Sampler:
             return SampleOutput([], [], frozenset())
         plan = self._planned(rows)
         logits = logits.contiguous()
+        if self._takes_highest:
+            if bitmask is not None and masked_rows:
+                self._mask(logits, bitmask, masked_rows)
+            return _output(*self._highest(logits, plan))
         where = self._locate(plan, bitmask, masked_rows, drafts)
         if bitmask is not None and masked_rows:
             self._mask(logits, bitmask, masked_rows)
         raw = self._raw(logits, plan)
         logits = self._pipeline.change_argmax(logits, where)
         logits, token_ids, usable = self._draw(logits, where, plan)
-        drawn, usable_rows = token_ids.tolist(), usable.tolist()
-        failed = frozenset(row for row, is_usable in enumerate(usable_rows) if not is_usable)
-        return SampleOutput(drawn, self._report(plan, raw, logits, token_ids, failed), failed)
+        output = _output(token_ids, usable)
+        if plan.logprob_rows is None:
+            return output
+        return replace(output, logprobs=self._report(plan, raw, logits, token_ids, output.failed_rows))
 
     def record(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         """Tokens were accepted: `token_ids[i]` by persistent row `rows[i]`; a row may come several times, in order."""
@@ -139,6 +145,8 @@ class Sampler:
     def _planned(self, rows: Sequence[int]) -> StepPlan:
         if self._plan is None or self._plan.persistent != tuple(rows):
             self._plan = self._parameters.plan(rows)
+            is_greedy = not self._plan.chunks and self._plan.logprob_rows is None
+            self._takes_highest = is_greedy and self._pipeline.leaves_alone()
         return self._plan
 
     def _locate(
@@ -190,11 +198,7 @@ class Sampler:
         self, logits: torch.Tensor, rows: LogitsRows, plan: StepPlan
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Processed logits float32 [R, vocab_size], tokens int64 [R], and which rows had any, bool [R]."""
-        token_ids, usable = plan.token_ids, plan.usable
-        if plan.greedy_rows.size and self._kernels is not None:
-            self._kernels.highest(logits, plan.greedy_rows, token_ids, usable)
-        elif plan.greedy_rows.size:
-            token_ids[:], usable[:] = _highest(logits)
+        token_ids, usable = self._highest(logits, plan)
         if not plan.chunks:
             return logits, token_ids, usable
         logits, is_scaled = self._pipeline.change_random(logits, rows, plan)
@@ -208,6 +212,14 @@ class Sampler:
             )
         return logits, token_ids, usable
 
+    def _highest(self, logits: torch.Tensor, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 [R] and which rows had any, bool [R]; those of greedy rows are written."""
+        if plan.greedy_rows.size and self._kernels is not None:
+            self._kernels.highest(logits, plan.greedy_rows, plan.token_ids, plan.usable)
+        elif plan.greedy_rows.size:
+            plan.token_ids[:], plan.usable[:] = _highest(logits)
+        return plan.token_ids, plan.usable
+
     def _report(
         self,
         plan: StepPlan,
@@ -216,9 +228,8 @@ class Sampler:
         token_ids: torch.Tensor,
         failed: frozenset[int],
     ) -> list[PositionLogprobs | None]:
+        assert plan.logprob_rows is not None  # nobody reports what nobody asked for
         reported: list[PositionLogprobs | None] = [None] * len(plan.persistent)
-        if plan.logprob_rows is None:
-            return reported
         scores = processed[plan.logprob_rows] if raw is None else raw
         requests = [request for request in plan.logprobs if request is not None]
         asking = [row for row, request in enumerate(plan.logprobs) if request is not None]
@@ -232,6 +243,17 @@ class Sampler:
         for row, logprobs in zip(asking, found, strict=True):
             reported[row] = None if row in failed else logprobs
         return reported
+
+
+def _output(token_ids: torch.Tensor, usable: torch.Tensor) -> SampleOutput:
+    """Tokens int64 [R] as they leave, without log probabilities; rows that are not `usable` bool [R] failed."""
+    usable_rows = usable.tolist()
+    failed = (
+        frozenset()
+        if all(usable_rows)
+        else frozenset(row for row, is_usable in enumerate(usable_rows) if not is_usable)
+    )
+    return SampleOutput(token_ids.tolist(), [None] * len(usable_rows), failed)
 
 
 def _waves(rows: Sequence[int], token_ids: Sequence[int]) -> list[tuple[Sequence[int], Sequence[int]]]:
