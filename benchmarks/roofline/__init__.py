@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=0, help="of the forward; 0: one per core")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sequences of a decode step")
     parser.add_argument("--context", type=int, nargs="+", default=[128, 1024], help="tokens each sequence has")
+    parser.add_argument("--verify", type=int, nargs="*", default=[2, 4, 6, 8], help="tokens of one sequence at once")
     parser.add_argument("--prefill", type=int, nargs="+", default=[512], help="prompt lengths")
     parser.add_argument("--rounds", type=int, default=15, help="rounds, each measuring everything once")
     parser.add_argument("--busy", action="store_true", help="one thread by its own CPU time: for a machine others use")
@@ -54,8 +55,13 @@ def run(args: argparse.Namespace) -> int:
     if args.steps:
         _print_steps(console, [figure for dtype in args.dtype for figure in _steps(args, dtype, machine)], args.json)
         return 0
-    cells = [Cell(num_seqs=batch, context=context) for batch in args.batch for context in args.context]
-    cells += [Cell(num_seqs=1, context=0, num_new_tokens=tokens) for tokens in args.prefill]
+    cells = [Cell(num_seqs=batch, length=context) for batch in args.batch for context in args.context]
+    cells += [
+        Cell(num_seqs=1, length=context, num_new_tokens=tokens, wants_all=True)
+        for context in args.context
+        for tokens in args.verify
+    ]
+    cells += [Cell(num_seqs=1, length=tokens, num_new_tokens=tokens) for tokens in args.prefill]
     kernels = ["cpu", "torch"] if args.torch else ["cpu"]
     results = [
         result

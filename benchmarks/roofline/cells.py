@@ -21,37 +21,35 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A forward: `num_seqs` sequences that have `context` tokens and compute `num_new_tokens` more each.
+    """A forward of `num_seqs` sequences that compute `num_new_tokens` each.
 
-    A decode step counts its token into the context: `context` keys are read.
+    length: tokens each sequence has afterwards. wants_all: logits of every row, as drafts that are verified need them;
+    otherwise of each sequence's last.
     """
 
     num_seqs: int
-    context: int
+    length: int
     num_new_tokens: int = 1
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether each sequence computes one token."""
-        return self.num_new_tokens == 1
-
-    @property
-    def length(self) -> int:
-        """Tokens each sequence has afterwards."""
-        return self.context if self.is_decode else self.context + self.num_new_tokens
+    wants_all: bool = False
 
     @property
     def num_tokens(self) -> int:
         """Rows of the batch."""
         return self.num_seqs * self.num_new_tokens
 
+    @property
+    def num_logits(self) -> int:
+        """Rows that go through the head."""
+        return self.num_tokens if self.wants_all else self.num_seqs
+
     def __str__(self) -> str:
-        if self.is_decode:
-            return f"decode {self.num_seqs} x 1 at {self.context}"
-        return f"prefill {self.num_new_tokens}"
+        if self.num_new_tokens == self.length:
+            return f"prefill {self.num_new_tokens}"
+        name = "decode" if self.num_new_tokens == 1 else "verify"
+        return f"{name} {self.num_seqs} x {self.num_new_tokens} at {self.length}"
 
     def batch(self) -> ForwardBatch:
-        """The tokens, each sequence in blocks of its own, one logits row each."""
+        """The tokens, each sequence in blocks of its own."""
         per_seq = -(-self.length // BLOCK_SIZE)
         tables = torch.arange(self.num_seqs * per_seq, dtype=torch.int32).view(self.num_seqs, per_seq)
         positions = torch.arange(self.length - self.num_new_tokens, self.length).repeat(self.num_seqs)
@@ -64,7 +62,7 @@ class Cell:
             block_tables=tables,
             query_start=tuple(starts),
             seq_lens=(self.length,) * self.num_seqs,
-            logits_indices=torch.tensor(starts[1:]) - 1,
+            logits_indices=torch.arange(self.num_tokens) if self.wants_all else torch.tensor(starts[1:]) - 1,
         )
 
 
@@ -159,7 +157,7 @@ class ModelBench:
             kernels=self._kernels,
             read_bytes=self._weight_bytes() + cell.num_seqs * cell.length * token_bytes,
             flops=2
-            * (layer_weights(config) * cell.num_tokens + config.vocab_size * config.hidden_size * cell.num_seqs),
+            * (layer_weights(config) * cell.num_tokens + config.vocab_size * config.hidden_size * cell.num_logits),
             times_s=[],
             bytes_per_s=[],
             flops_per_s=[],
