@@ -46,7 +46,11 @@ CHAT = "/v1/chat/completions"
 @pytest.fixture(scope="module")
 def guessing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
     folder: Path = tmp_path_factory.mktemp("guessing")
-    with running_trio(folder, {"decode": {"engine": {"speculative_config": GUESSING}}}) as trio:
+    overrides = {
+        "prefill": {"engine": {"speculative_config": {"method": "none"}}},
+        "decode": {"engine": {"speculative_config": GUESSING}},
+    }
+    with running_trio(folder, overrides) as trio:
         yield trio
 
 

@@ -31,6 +31,7 @@ ENGINE = {
     "kv_cache_bytes": 256 << 20,
     "max_num_seqs": 16,
     "num_threads": 1,
+    "speculative_config": {"method": "grammar+ngram"},  # as in configs/pd.yaml
 }
 
 
