@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the benchmark."""
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 64, 512, 4096], help="prompt lengths")
     parser.add_argument("--concurrent", type=int, nargs="+", default=[1, 8], help="pulls at the same time")
+    parser.add_argument(
+        "--pool-tokens", type=int, default=4096, help="least size of each side's pool; a small one fits a cache"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="rounds per cell")
     parser.add_argument("--transport", choices=list(TRANSPORTS), default="sm", help="UCX transport")
     parser.add_argument("--block-size", type=int, default=16, help="tokens per block")
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         cells = [(pair, measure_pair(pair, tokens, args.rounds, args.seed)) for tokens in lengths for pair in pairs]
         print_pairs(console, cells)
         return 0
-    num_blocks = max(64, -(-max(args.tokens) // args.block_size // args.run_blocks) * args.run_blocks)
+    num_blocks = -(-max(args.pool_tokens, *args.tokens) // args.block_size // args.run_blocks) * args.run_blocks
     bench = Bench(args.block_size, num_blocks, {"UCX_TLS": TRANSPORTS[args.transport]}, args.run_blocks)
     try:
         results = [

