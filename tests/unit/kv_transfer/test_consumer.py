@@ -252,6 +252,9 @@ def test_more_pulls_than_places_wait_their_turn() -> None:
     references = [pair.hold(f"r{i}", 4, [i]) for i in range(6)]
     for i, reference in enumerate(references):
         pair.consumer.start_pull(pair.order(f"r{i}", reference, first_block=i))
+    pair.run_until(lambda: pair.block_reads > 0, step_s=0.05)
+    pair.run()
+    assert pair.block_reads == 1
     outcomes = pair.run_until(lambda: pair.consumer.stats().pulls_running == 0, step_s=0.05)
     assert [o.status for o in outcomes] == [TransferStatus.DONE] * 6
     assert np.array_equal(pair.d_pool[:6], pair.p_pool[:6])
