@@ -6,10 +6,14 @@ refuses, nothing beyond `max_tokens`. Does not know: blocks, budgets; the schedu
 
 from collections.abc import Sequence
 
+import structlog
+
 from common.config.engine import SpeculativeConfig
 from common.engine.scheduling.sequence import Request
 from common.engine.speculation.guesses import Guesses
 from common.engine.speculation.pace import DraftPace
+
+log = structlog.get_logger(__name__)
 
 
 class Drafter:
@@ -43,18 +47,25 @@ class Drafter:
         )
         if limit < 1:
             return ()
+        try:
+            return _checked(self._guess(request, guesses, limit), request)
+        except BaseException as error:  # noqa: BLE001 a grammar library's panic is no `Exception`; no guess, no harm
+            log.error("speculation.no_guess", request_id=request.request_id, error=repr(error))
+            return ()
+
+    def settle(self, request: Request, num_drafted: int, num_right: int) -> None:
+        """`num_right` of the `num_drafted` tokens of its last draft came."""
+        if request.guesses is not None:
+            request.guesses.pace.settle(num_drafted, num_right)
+
+    def _guess(self, request: Request, guesses: Guesses, limit: int) -> Sequence[int]:
         tokens = self._forced(request, guesses.grammar_pace, limit)
         if tokens:
             guesses.pace = guesses.grammar_pace
         elif self._uses_ngrams and guesses.ngram_pace.may_draft():
             guesses.pace = guesses.ngram_pace
             tokens = guesses.ngrams.draft(request.token_ids, min(limit, guesses.pace.length_tokens))
-        return _checked(tokens, request)
-
-    def settle(self, request: Request, num_drafted: int, num_right: int) -> None:
-        """`num_right` of the `num_drafted` tokens of its last draft came."""
-        if request.guesses is not None:
-            request.guesses.pace.settle(num_drafted, num_right)
+        return tokens
 
     def _forced(self, request: Request, pace: DraftPace, limit: int) -> Sequence[int]:
         if not self._uses_grammar or request.matcher is None:

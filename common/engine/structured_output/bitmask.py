@@ -101,22 +101,18 @@ class BitmaskFiller:
         return bitmask
 
     def _fill_behind_drafts(self, drafting: Sequence[_Asked], words: Int32Array) -> None:
-        moved = dict.fromkeys(range(len(drafting)), 0)
-        try:
-            for depth in range(max(len(entry.draft) for entry in drafting)):
-                rows = []
-                for index, entry in enumerate(drafting):
-                    if len(entry.draft) <= depth:
-                        continue
-                    if moved[index] == depth and entry.matcher.accept(entry.draft[depth : depth + 1]):
-                        moved[index] += 1
-                        rows.append((entry.matcher, entry.first_row + depth + 1))
-                    else:
-                        words[entry.first_row + depth + 1] = 0
-                self._fill_rows(rows, words)
-        finally:
+        num_moved = [0] * len(drafting)
+        for entry in drafting:
+            words[entry.first_row + 1 : entry.first_row + 1 + len(entry.draft)] = 0
+        for depth in range(max(len(entry.draft) for entry in drafting)):
+            rows = []
             for index, entry in enumerate(drafting):
-                entry.matcher.rollback(moved[index])
+                if num_moved[index] == depth < len(entry.draft) and _moves_on(entry.matcher, entry.draft[depth]):
+                    num_moved[index] += 1
+                    rows.append((entry.matcher, entry.first_row + num_moved[index]))
+            self._fill_rows(rows, words)
+        for entry, num_tokens in zip(drafting, num_moved, strict=True):
+            _move_back(entry, num_tokens, words)
 
     def _fill_rows(self, asked: Sequence[tuple[RequestMatcher, int]], words: Int32Array) -> None:
         by_backend: defaultdict[str, list[FillRow]] = defaultdict(list)
@@ -143,6 +139,23 @@ class BitmaskFiller:
         row &= self._valid_words & ~matcher.stop_words
         if can_end:
             row |= matcher.stop_words
+
+
+def _moves_on(matcher: RequestMatcher, token_id: int) -> bool:
+    try:
+        return matcher.accept((token_id,))
+    except BaseException as error:  # noqa: BLE001 a native library's panic is no `Exception`; others' rows go on
+        log.error("grammar.draft_failed", backend=matcher.backend, error=repr(error))
+        return False
+
+
+def _move_back(entry: _Asked, num_tokens: int, words: Int32Array) -> None:
+    """Where the library fails even at that, nobody knows where the matcher stands: nothing is allowed any more."""
+    try:
+        entry.matcher.rollback(num_tokens)
+    except BaseException as error:  # noqa: BLE001 as above; the request ends, no other
+        words[entry.first_row : entry.first_row + 1 + len(entry.draft)] = 0
+        log.error("grammar.draft_failed", backend=entry.matcher.backend, error=repr(error))
 
 
 def _let_think(matcher: BackendMatcher, row: UInt32Array) -> None:

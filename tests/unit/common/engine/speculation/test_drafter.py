@@ -46,6 +46,12 @@ def test_with_a_choice_the_text_is_asked_and_the_grammar_cuts_what_it_refuses() 
     assert drafted(decode(matcher=matcher_of(9, 6, 7))) == ()
 
 
+def test_a_grammar_library_that_breaks_gives_no_draft_and_breaks_nothing_else() -> None:
+    matcher = matcher_of(9, 7)
+    matcher.raises = RuntimeError("the library is on fire")
+    assert drafted(decode(matcher=matcher)) == ()
+
+
 def test_asking_does_not_move_the_grammar() -> None:
     matcher = matcher_of(9, 7)
     drafted(decode(matcher=matcher))
