@@ -53,8 +53,9 @@ BRISK_FOR_S, PULL_POLL_S = 1.0, 0.00005
 STUCK_POLL_S = 0.001
 """and then with longer ones: the peer has probably stopped."""
 
-LINGER_S, LINGER_POLL_S = 0.01, 0.001
-"""After a notification the transport may need a little progress to get it out."""
+LINGER_S, LINGER_POLL_S = 1.0, 0.002
+"""After a message the transport may need progress to get it out: the first one to a peer opens a connection, to which
+the peer must contribute. (With 0.01 s a message in fifty never left while other processes held the cores.)"""
 
 
 class KVConsumer:
@@ -93,7 +94,6 @@ class KVConsumer:
         self._consumed: OrderedDict[LeaseKey, None] = OrderedDict()
         self._failure: str | None = None
         self._failing = Lock()
-        self._told_at_s = float("-inf")
         self._num_done = self._num_cancelled = self._num_bytes = self._num_descriptors = 0
         self._num_failed = dict.fromkeys(FailureCause, 0)
         self._seconds = Histogram()
@@ -173,7 +173,7 @@ class KVConsumer:
                 self._settle(pull)
         delays += [self._wait_s(pull) for pull in self._pulls.values()]
         delays.append(self._beat())
-        if self._endpoint.clock.now_s() < self._told_at_s + LINGER_S:
+        if self._endpoint.clock.now_s() < self._peers.told_at_s + LINGER_S:
             delays.append(LINGER_POLL_S)
         wanted = [delay for delay in delays if delay is not None]
         return min(wanted) if wanted else None
@@ -315,7 +315,6 @@ class KVConsumer:
         peer = self._peers.find(pull.peer_id)
         if pull.owns_lease and peer is not None and self._failure is None:
             self._peers.tell(peer, message)
-            self._told_at_s = self._endpoint.clock.now_s()
 
     def _beat(self) -> float | None:
         """Renew every live lease whose time has come, one message per peer; seconds until the next one is due."""
@@ -328,7 +327,6 @@ class KVConsumer:
             peer = self._peers.obtain(pulls[0].reference)  # a handshake that failed gets another chance
             if peer.state is PeerState.READY:
                 self._peers.tell(peer, notifications.Heartbeat(tuple(pull.lease_id for pull in pulls)))
-                self._told_at_s = now_s
             for pull in pulls:
                 wait_s = pull.reference.lease_ttl_s / 3
                 pull.beat_at_s = now_s + (wait_s if peer.state is PeerState.READY else min(1.0, wait_s))

@@ -51,6 +51,8 @@ class PeerBook:
         self._peers: dict[EngineId, Peer] = {}
         self._leaving: list[Peer] = []
         self._added: set[EngineId] = set()
+        self.told_at_s = float("-inf")
+        """When a message was last given to the transport, which may need progress to get it out."""
         self.num_handshakes = 0
         self.num_failures = 0
 
@@ -77,6 +79,7 @@ class PeerBook:
     def tell(self, peer: Peer, message: notifications.Notification) -> None:
         """Send to P, now or as soon as it is READY. Silently dropped when P is dead: its leases then do not matter."""
         if peer.state is PeerState.READY:
+            self.told_at_s = self._endpoint.clock.now_s()
             try:
                 self._endpoint.backend.notify(peer.engine_id, notifications.encode(message))
             except TransferError:

@@ -59,17 +59,24 @@ def tokens_of(
 
 @dataclass
 class DirectHandshake:
-    """A client that asks the desk in the same process; `answers=False` lets handshakes hang."""
+    """A client that asks the desk in the same process; `answers=False` lets handshakes hang, until `answer_now`."""
 
     desks: dict[tuple[str, int], HandshakeDesk | KVProducer] = field(default_factory=dict)
     answers: bool = True
     calls: list[PeerAddress] = field(default_factory=list)
+    hanging: list[tuple[PeerAddress, HandshakeVisit, "Future[Answer]"]] = field(default_factory=list)
 
     def begin(self, address: PeerAddress, visit: HandshakeVisit, timeout_s: float) -> "Future[Answer]":
         self.calls.append(address)
         future: Future[Answer] = Future()
-        if not self.answers:
-            return future
+        self.hanging.append((address, visit, future))
+        if self.answers:
+            self.answer_now()
+        return future
+
+    def answer_now(self) -> None:
+        """Answer the latest call."""
+        address, visit, future = self.hanging.pop()
         try:
             producer = self.desks.get((address.host, address.port))
             if not isinstance(producer, KVProducer):
@@ -78,7 +85,6 @@ class DirectHandshake:
             future.set_result(visit.judge_answer(producer.handshake_answer(visit.hello())))
         except TransferError as error:
             future.set_exception(error)
-        return future
 
     def close(self) -> None:
         pass

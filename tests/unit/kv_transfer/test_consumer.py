@@ -200,6 +200,25 @@ def test_an_abandoned_request_frees_p_at_once_and_only_once() -> None:
     assert pair.consumer.stats().expected == 0
 
 
+def test_a_message_that_waited_for_the_handshake_is_seen_off_as_well() -> None:
+    pair = Pair()
+    pair.client.answers = False
+    pair.consumer.expect(A, pair.hold("a", 13))
+    pair.consumer.abandon(A)
+    pair.d_driver.run_once()
+    pair.clock.advance(2.0)
+    pair.client.answer_now()
+    while not pair.consumer.stats().peers_ready:
+        pair.d_driver.run_once()
+    delay_s = pair.d_driver.run_once()
+    assert delay_s is not None, "nobody would drive the transport"
+    assert delay_s < 0.01
+    pair.clock.advance(2.0)
+    pair.d_driver.run_once()
+    delay_s = pair.d_driver.run_once()
+    assert delay_s is None or delay_s > 0.01
+
+
 def test_a_reference_that_d_dismisses_unseen_frees_p() -> None:
     pair = Pair()
     for i in range(20):
