@@ -3,20 +3,13 @@
 import msgspec
 import pytest
 
+from benchmarks.kv.pairs import ASK
 from common.errors import EngineError, NotReady, QueueFull
 from common.wire.kv_params import KvReference
 from tests.support.serving_rig import REFERENCE, serving_rig
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
-ASK = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "r", "schema": {"type": "object"}}}
 BAD_SCHEMA = {"structured_outputs": {"grammar": "nonsense"}}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.kv_real import until
 from tests.support.kv_requests import (
     COMPUTED,
     PULLED,
@@ -17,7 +18,6 @@ from tests.support.kv_requests import (
     prefilled,
     prompt_of,
     text_of,
-    until,
 )
 from tests.support.trio import MODEL, Trio, post_json, running_trio
 

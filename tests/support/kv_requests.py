@@ -1,20 +1,12 @@
 """Requests that carry KV references between real engines, for e2e tests of KV transfer."""
 
 import random
-import time
-from collections.abc import Callable
 from typing import Any
 
+from benchmarks.kv.pairs import ASK
+from tests.support.kv_real import until
 from tests.support.trio import Trio, post_json
 
-ASK = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 COMPUTED, PULLED = 'pd_prompt_tokens_total{source="computed"}', 'pd_prompt_tokens_total{source="pulled"}'
 
 
@@ -40,14 +32,6 @@ def prefilled(trio: Trio, prompt: list[int]) -> dict[str, Any]:
     answer = complete(trio.url("prefill"), prompt, max_tokens=1, kv_transfer_params=ASK)
     params: dict[str, Any] = answer["kv_transfer_params"]
     return params
-
-
-def until(holds: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Wait for a fact about another process, which can only be polled."""
-    give_up_at = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < give_up_at, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def assert_p_holds_nothing(trio: Trio) -> None:

@@ -16,6 +16,16 @@ def released(pair: Pair) -> dict[str, int]:
     return {cause.value: n for cause, n in pair.producer.stats().leases_released.items() if n}
 
 
+def pulling_from_a_silent_peer(settings: ConsumerSettings) -> Pair:
+    """D has met P, which says nothing any more, and begins the pull of request A."""
+    pair = Pair(settings=settings)
+    pair.consumer.expect(A, reference := pair.hold("a", 13))
+    pair.run()
+    pair.fabric.faults.stalled.add("P1")
+    pair.consumer.start_pull(pair.order("a", reference))
+    return pair
+
+
 def test_a_cancelled_pull_ends_only_when_the_transport_has_ended() -> None:
     pair = Pair()
     reference = pair.hold("a", 13)
@@ -45,11 +55,7 @@ def test_a_pull_cancelled_before_it_read_ends_at_once() -> None:
 
 
 def test_a_peer_that_is_silent_before_the_blocks_are_read_times_the_pull_out() -> None:
-    pair = Pair(settings=ConsumerSettings(secret=SECRET, pull_timeout_s=3))
-    pair.consumer.expect(A, reference := pair.hold("a", 13))
-    pair.run()
-    pair.fabric.faults.stalled.add("P1")
-    pair.consumer.start_pull(pair.order("a", reference))
+    pair = pulling_from_a_silent_peer(ConsumerSettings(secret=SECRET, pull_timeout_s=3))
     outcomes = pair.run_until(lambda: pair.consumer.stats().pulls_running == 0)
     assert [o.cause for o in outcomes] == [FailureCause.TIMEOUT]
     assert pair.clock.now_s() < 5
@@ -211,11 +217,7 @@ def test_a_peer_that_was_lost_is_not_met_again_before_what_is_read_from_it_has_e
 
 
 def test_a_word_that_never_comes_keeps_the_peers_memory_map_after_its_pull_was_given_up() -> None:
-    pair = Pair(settings=ConsumerSettings(secret=SECRET, pull_timeout_s=3))
-    pair.consumer.expect(A, reference := pair.hold("a", 13))
-    pair.run()
-    pair.fabric.faults.stalled.add("P1")
-    pair.consumer.start_pull(pair.order("a", reference))
+    pair = pulling_from_a_silent_peer(ConsumerSettings(secret=SECRET, pull_timeout_s=3))
     pair.run_until(lambda: pair.consumer.stats().pulls_running == 0)
     peer = pair.consumer._peers.find(EngineId("P1"))
     assert peer is not None
@@ -228,11 +230,7 @@ def test_a_word_that_never_comes_keeps_the_peers_memory_map_after_its_pull_was_g
 
 
 def test_peers_are_met_while_as_many_pulls_as_may_be_do_not_get_on() -> None:
-    pair = Pair(settings=ConsumerSettings(secret=SECRET, max_pulls=1))
-    pair.consumer.expect(A, reference := pair.hold("a", 13))
-    pair.run()
-    pair.fabric.faults.stalled.add("P1")
-    pair.consumer.start_pull(pair.order("a", reference))
+    pair = pulling_from_a_silent_peer(ConsumerSettings(secret=SECRET, max_pulls=1))
     pair.run()
     pair.start_producer("P2", seed=2)
     pair.consumer.expect(RequestId("b"), pair.hold("b", 4))
