@@ -93,7 +93,8 @@ class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         connect_s: opening a connection to an engine.
         prefill_s: one prefill leg, until P's whole answer.
         first_token_s: one decode leg, until D's first byte.
-        warm_up_s: a warm-up request (`dialect: vllm`), which is given up then; D goes on compiling.
+        warm_up_s: a warm-up request (`dialect: vllm`) after the head of D's answer; a refusal comes within it, and the
+            compilation goes on without the request.
         stream_idle_s: longest silence between two pieces of D's answer.
         request_s: everything until the first byte to the client.
         release_s: telling P to let go of KV.
@@ -103,7 +104,7 @@ class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     connect_s: Seconds = 2.0
     prefill_s: Seconds = 300.0
     first_token_s: Seconds = 300.0
-    warm_up_s: Seconds = 0.1
+    warm_up_s: Seconds = 0.03
     stream_idle_s: Seconds = 120.0
     request_s: Seconds = 600.0
     release_s: Seconds = 2.0

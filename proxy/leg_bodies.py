@@ -21,7 +21,7 @@ from proxy.call import (
 from proxy.prompt_logprobs import are_wanted, echoes_logprobs, without
 
 _ONE = b"1"
-_ONE_TOKEN = {"max_tokens": _ONE, "temperature": b"0"}
+_ONE_TOKEN = {"max_tokens": _ONE, "temperature": b"0", "stream": b"true"}
 _PREFILL_DROPS = ("stream_options", "min_tokens", "min_completion_tokens", "best_of")
 # What a prefill leg changes or drops, but P can check on D's behalf.
 _LOGPROBS = ("logprobs", "top_logprobs")

@@ -1,7 +1,9 @@
 """The proxy in front of plain vLLM engines: a warm-up request prepares D, where it is worth its price."""
 
+import json
 from collections.abc import Callable
 
+import pytest
 from aiohttp import web
 
 from proxy.fleet.worker import Role, Worker, WorkerState
@@ -66,18 +68,43 @@ async def test_a_constraint_that_compiles_faster_than_a_request_runs_gets_no_war
         assert len(r.d.calls()) == 3
 
 
-async def test_a_warm_up_has_done_its_work_when_the_compilation_has_begun() -> None:
+async def begins(request: web.Request, body: bytes) -> web.StreamResponse:
+    """The head of a stream, as vLLM sends it before anything is compiled; then nothing."""
+    await (await mock.begin_stream(request)).write(b": \n\n")
+    return await mock.hangs(request, body)
+
+
+async def test_a_warm_up_has_done_its_work_a_moment_after_the_head_of_the_answer_and_is_dropped() -> None:
     async with rig(dialect="vllm", warm_up_min_bytes=0, timeouts={"warm_up_s": 0.01}) as r:
-        r.d.script(COMPLETIONS, mock.hangs)
+        r.d.script(COMPLETIONS, begins)
         r.p.always[COMPLETIONS] = answers_once(lambda: r.d.num_cancelled)
         assert [(await r.post(ASKED))[0] for _ in range(2)] == [200, 200]
         assert len(r.d.calls()) == 3, "one warm-up and two decode legs"
 
 
-async def test_a_warm_up_that_is_late_is_given_up_when_the_decode_leg_goes_out() -> None:
-    async with rig(dialect="vllm", warm_up_min_bytes=0, timeouts={"warm_up_s": 60}) as r:
+async def test_a_warm_up_that_has_no_answer_yet_is_kept_until_the_decode_leg_goes_out() -> None:
+    async with rig(dialect="vllm", warm_up_min_bytes=0, timeouts={"warm_up_s": 0.01}) as r:
         r.d.script(COMPLETIONS, mock.hangs)
         r.p.always[COMPLETIONS] = answers_once(r.d.calls)
         assert (await r.post(ASKED))[0] == 200
         await r.d.cancelled.wait()
+        assert len(decode_worker(r).warmed) == 0
+
+
+@pytest.mark.parametrize(("code", "status"), [(400, 400), (500, 200)])
+async def test_a_refusal_inside_the_stream_of_a_warm_up_ends_the_request_if_it_is_about_the_constraint(
+    code: int, status: int
+) -> None:
+    async def refuses(request: web.Request, body: bytes) -> web.StreamResponse:
+        said = {"error": {"message": "unclosed group", "type": "BadRequestError", "param": None, "code": code}}
+        return await mock.stream(request, [b"data: " + json.dumps(said).encode() + b"\n\n"])
+
+    async with rig(dialect="vllm", warm_up_min_bytes=0, timeouts={"warm_up_s": 60}) as r:
+        r.d.script(COMPLETIONS, refuses)
+        preparing = r.services.metrics.legs.counts
+        p_goes_on = answers_once(lambda: (("prepare", "refused"), 1) in preparing())
+        r.p.always[COMPLETIONS] = mock.hangs if status == 400 else p_goes_on
+        answer = await r.post(ASKED)
+        assert answer[0] == status
+        assert (b"unclosed group" in answer[2]) is (status == 400)
         assert len(decode_worker(r).warmed) == 0

@@ -122,10 +122,10 @@ def test_prepare_carries_the_constraint_and_no_prompt() -> None:
     assert json.loads(prepare_body(parsed)) == {"model": "m", "structured_outputs": {"regex": "a"}}
 
 
-def test_a_warm_up_asks_for_one_token_under_the_constraint_and_has_a_prompt_of_its_own() -> None:
+def test_a_warm_up_asks_for_a_stream_of_one_token_under_the_constraint_and_has_a_prompt_of_its_own() -> None:
     fields = b'{"model":"m","messages":[1],"n":3,"structured_outputs":{"regex":"a"}'
     path, body = warm_up_leg(parse_fields(fields + b"}"))
-    wanted = {"model": "m", "structured_outputs": {"regex": "a"}, "max_tokens": 1, "temperature": 0}
+    wanted = {"model": "m", "structured_outputs": {"regex": "a"}, "max_tokens": 1, "temperature": 0, "stream": True}
     assert (path, json.loads(body)) == ("/v1/completions", {**wanted, "prompt": "."})
     path, body = warm_up_leg(parse_fields(fields + b',"tools":[1],"tool_choice":"required"}'))
     chat = json.loads(body)
