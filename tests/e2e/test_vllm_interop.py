@@ -143,10 +143,11 @@ async def test_a_forced_tool_is_answered_as_by_vllm_alone_and_p_is_shown_the_too
     assert front.p.bodies[-1]["tools"] == tools["tools"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_constraint_that_vllm_refuses_is_a_400_with_its_reason_and_the_next_request_is_fine(
-    front: Front,
+    front: Front, stream: bool
 ) -> None:
-    status, answer = await front.post({**BASE, "structured_outputs": {"regex": "([a-z"}})
+    status, answer = await front.post({**BASE, "structured_outputs": {"regex": "([a-z"}, "stream": stream})
     assert status == 400, answer
     assert msgspec.json.decode(answer)["error"]["message"]
     assert await front.text({**BASE, "max_tokens": 4})
