@@ -5,6 +5,7 @@ Owns: the order of intent, job and answer for this endpoint. Does not know: how 
 
 from aiohttp import web
 
+from common.serving.bodies import read_body
 from common.serving.completion_answer import CompletionStream, CompletionWhole
 from common.serving.surface import Surface
 from common.serving.tracing import attach
@@ -21,7 +22,7 @@ class CompletionRoute:
         parts = self._surface.require()
         timeline = parts.intake.begin()
         attach(http, timeline)
-        body = await http.read()
+        body = await read_body(http)
         intent = parts.kv.read(body)
         with parts.kv.telling_on_refusal(intent):
             completion = await parts.intake.completion(body, intent, timeline)

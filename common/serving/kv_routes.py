@@ -9,6 +9,7 @@ from aiohttp import web
 from common.errors import InvalidRequest, NotFound
 from common.ids import LeaseId, RequestId
 from common.openai import requests
+from common.serving.bodies import read_body
 from common.serving.ports import HttpReply, KvControl
 from common.serving.surface import Surface
 
@@ -33,12 +34,12 @@ class KvRoutes:
     async def answer(self, http: web.Request) -> web.Response:
         """Second phase: where P's memory is."""
         control = self._control()
-        return _response(control.handshake_answer(await http.read()))
+        return _response(control.handshake_answer(await read_body(http)))
 
     async def release(self, http: web.Request) -> web.Response:
         """Give a handoff up; one that is over already is no error."""
         control = self._control()
-        fields = requests.read(await http.read(), ReleaseFields)
+        fields = requests.read(await read_body(http), ReleaseFields)
         if fields.lease_id is None and fields.request_id is None:
             raise InvalidRequest("`lease_id` or `request_id` is missing", param="lease_id")
         released = False

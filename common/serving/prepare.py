@@ -14,6 +14,7 @@ from common.errors import ConstraintRejected, InvalidRequest
 from common.openai import requests
 from common.openai.constraint import parse_constraint
 from common.openai.responses import Prepared
+from common.serving.bodies import read_body
 from common.serving.surface import Surface
 from common.wire.constraint import Constraint
 
@@ -31,7 +32,7 @@ class PrepareRoute:
             InvalidRequest: no constraint in the body, or one that cannot be compiled.
         """
         parts = self._surface.require()
-        body = await http.read()
+        body = await read_body(http)
         parts.model.require(requests.read(body, requests.PrepareFields).model)
         constraint = parse_constraint(requests.read_mapping(body), parts.model.tools)
         if constraint is None:

@@ -24,7 +24,10 @@ class HttpServer:
         self._host = host
         self._port = port
         # handler_cancellation: a client that leaves cancels its handler, which aborts its request in the engine.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=drain_s)
+        # auto_decompress: bodies are decompressed where they are read (common.serving.bodies), as the proxy does it.
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, auto_decompress=False, access_log=None, shutdown_timeout=drain_s
+        )
 
     @property
     def port(self) -> int:

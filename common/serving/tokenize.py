@@ -11,6 +11,7 @@ from common.openai import requests
 from common.openai.requests import AnswerFields, ChatFields, DetokenizeFields, TokenizeFields
 from common.openai.responses import Detokenized, Tokenized
 from common.serving import prompts
+from common.serving.bodies import read_body
 from common.serving.served_model import ServedModel
 from common.serving.surface import Surface
 
@@ -24,7 +25,7 @@ class TokenizeRoutes:
     async def tokenize(self, http: web.Request) -> web.Response:
         """Token ids of a prompt, or of a rendered conversation."""
         model = self._surface.require().model
-        body = await http.read()
+        body = await read_body(http)
         model.require(requests.read(body, AnswerFields).model)
         fields = requests.read(body, TokenizeFields)
         token_ids = await _token_ids(fields, body, model)
@@ -40,7 +41,7 @@ class TokenizeRoutes:
     async def detokenize(self, http: web.Request) -> web.Response:
         """Text of token ids, special tokens included."""
         model = self._surface.require().model
-        body = await http.read()
+        body = await read_body(http)
         model.require(requests.read(body, AnswerFields).model)
         tokens = requests.read(body, DetokenizeFields).tokens
         vocab_size = model.tokenizer.vocab_size

@@ -81,6 +81,16 @@ async def test_compressed_bodies_are_accepted_and_capped_by_their_real_size() ->
         assert (await r.post(b"not gzip", headers=headers))[0] == 400
 
 
+async def test_a_compressed_body_may_have_several_members_which_count_together() -> None:
+    async with rig(max_body_bytes=1_000) as r:
+        headers, body = {"Content-Encoding": "gzip"}, json.dumps(BASE).encode()
+        members = gzip.compress(body[:7]) + gzip.compress(body[7:])
+        assert (await r.post(members, headers=headers))[0] == 200
+        assert r.p.calls()[0].json["prompt"] == r.d.calls()[0].json["prompt"] == "x"
+        assert (await r.post(members + gzip.compress(b" " * 1_000), headers=headers))[0] == 413
+        assert (await r.post(members + b"rest", headers=headers))[0] == 400
+
+
 async def test_engines_with_a_key_are_probed_with_it_and_asked_with_it() -> None:
     async with rig(api_key="k1", engine_api_key="k1") as r:
         status, _, _ = await r.post(BASE, headers={"Authorization": "Bearer mine"})
