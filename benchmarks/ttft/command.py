@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.deployment import running_modes
 from benchmarks.ttft import page
+from benchmarks.ttft.beside import streams_beside
 from benchmarks.ttft.cells import Cell, Constraints, body_of, load_schemas, rounds
 from benchmarks.ttft.measure import Refusal, Sample, measure
 from benchmarks.ttft.summary import Row, summarise
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schemas", type=Path, help="JSONL with a `schema` member per line")
     parser.add_argument("--words", default="30,300", help="prompt lengths in words")
     parser.add_argument("--rounds", type=int, default=15, help="measurements per cell")
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="keep N long free streams running meanwhile")
     parser.add_argument("--at-most-s", type=float, help="end measuring after this long, and report what there is")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/ttft"), help="folder for ttft.json and ttft.html")
@@ -109,11 +111,12 @@ async def _measure_all(
             await measure(session, targets[cell.target], body_of(cell, args.model, constraints, chance))
         started_s = time.perf_counter()
         plan = list(rounds(cells, args.rounds, chance))
-        for cell in track(plan, description="measuring", console=Console(stderr=True)):
-            if args.at_most_s is not None and time.perf_counter() - started_s > args.at_most_s:
-                break
-            body = body_of(cell, args.model, constraints, chance)
-            results[cell].append(await measure(session, targets[cell.target], body))
+        async with streams_beside(session, list(targets.values()), args.beside, args.model, random.Random(args.seed)):
+            for cell in track(plan, description="measuring", console=Console(stderr=True)):
+                if args.at_most_s is not None and time.perf_counter() - started_s > args.at_most_s:
+                    break
+                body = body_of(cell, args.model, constraints, chance)
+                results[cell].append(await measure(session, targets[cell.target], body))
     return results
 
 
