@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +16,7 @@ from rich.table import Table
 from benchmarks.deployment import running_pair
 from benchmarks.grammar.enforcement import Allowed, Outcome, measure
 from benchmarks.grammar.outputs import ENDLESS, REFUSED, VALID, answer_all
+from common.config.engine import GrammarConfig
 from common.engine.model.loader import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", type=Path, default=sample, help="JSON lines of schemas and instances")
     parser.add_argument("--model", type=Path, default=MODEL, help="whose tokenizer (GGUF file or Hugging Face folder)")
     parser.add_argument("--backends", nargs="*", default=["auto", "xgrammar"], help="values of grammar.backend")
-    parser.add_argument("--limit", type=int, default=None, help="only the first N schemas")
+    parser.add_argument("--skip", type=int, default=0, metavar="N", help="without the first N schemas")
+    parser.add_argument("--limit", type=int, default=None, metavar="N", help="N schemas, instead of all that are left")
+    parser.add_argument(
+        "--compile-timeout",
+        type=float,
+        default=GrammarConfig().compile_timeout_s,
+        metavar="S",
+        help="grammar.compile_timeout_s: outlines needs seconds for one schema in four",
+    )
     parser.add_argument("--out", type=Path, default=None, help="also write the numbers as JSON")
     parser.add_argument(
         "--outputs", type=Path, default=None, metavar="CONFIG", help="also start P/D and validate its answers"
@@ -41,9 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 1 when something invalid was allowed or came out."""
-    cases = [json.loads(line) for line in args.sample.read_text().splitlines() if line.strip()][: args.limit]
+    cases = [json.loads(line) for line in args.sample.read_text().splitlines() if line.strip()]
+    cases = cases[args.skip :][: args.limit]
     tokenizer = read_checkpoint(args.model).tokenizer
-    outcomes = [measure(backend, cases, tokenizer) for backend in args.backends]
+    configs = [
+        msgspec.convert({"backend": backend, "compile_timeout_s": args.compile_timeout}, GrammarConfig)
+        for backend in args.backends
+    ]
+    outcomes = [measure(config, cases, tokenizer) for config in configs]
     if outcomes:
         show(outcomes, len(cases))
     if args.out is not None:

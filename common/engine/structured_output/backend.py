@@ -6,7 +6,7 @@ Does not know: requests, stop tokens beyond one canonical end token, caches, thr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from common.engine.structured_output.vocabulary import Int32Array
 from common.wire.constraint import Constraint
@@ -83,4 +83,17 @@ class Backend(Protocol):
             rows: matchers of this backend's grammars; row numbers are distinct.
             bitmask: int32 `[num_rows, ceil(vocab_size / 32)]`, contiguous; only the named rows are written.
         """
+        ...
+
+
+@runtime_checkable
+class PortableBackend(Protocol):
+    """A backend whose grammars may be compiled in one process and used in another, for much less than compiling."""
+
+    def pack(self, grammar: CompiledGrammar) -> bytes:
+        """The grammar for `unpack` of the same library over the same vocabulary."""
+        ...
+
+    def unpack(self, data: bytes) -> CompiledGrammar:
+        """The grammar that was packed; nothing is compiled."""
         ...

@@ -71,7 +71,9 @@ class CompileProbe:
             self._alive().load(backend)
 
     def try_compile(self, backend: str, constraint: Constraint, deadline: Deadline) -> ProbeReport:
-        """Compile in a fresh probe and throw the result away; blocks until the verdict, at most until `deadline`.
+        """Compile in a fresh probe; blocks until the verdict, at most until `deadline`.
+
+        The result is thrown away, but for one that can be handed over (`ProbeReport.packed`).
 
         A probe that passes the deadline is dead before this returns: nothing goes on in the background.
         Raises `StartupError` when the backend cannot be loaded.

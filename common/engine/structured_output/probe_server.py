@@ -18,7 +18,7 @@ from typing import NoReturn
 import numpy as np
 
 from common.clock import Clock, SystemClock
-from common.engine.structured_output.backend import Backend, BackendMatcher, FillRow
+from common.engine.structured_output.backend import Backend, BackendMatcher, FillRow, PortableBackend
 from common.engine.structured_output.backends import BackendSet
 from common.engine.structured_output.lean_import import standing_in
 from common.engine.structured_output.probe_wire import (
@@ -105,6 +105,7 @@ def _run(job: ProbeJob, backend: Backend, vocabulary: Vocabulary, clock: Clock) 
         grammar = backend.compile(job.constraint)
         compile_s = clock.now_s() - started_s
         worst_fill_s = _walk(backend, grammar.start(), vocabulary, clock)
+        packed = backend.pack(grammar) if isinstance(backend, PortableBackend) else None
     except ConstraintRejected as error:
         verdict = ProbeVerdict.OUT_OF_MEMORY if "bad_alloc" in error.message else ProbeVerdict.REJECTED
         return ProbeReport(verdict=verdict, reason=error.message)
@@ -112,7 +113,7 @@ def _run(job: ProbeJob, backend: Backend, vocabulary: Vocabulary, clock: Clock) 
         return ProbeReport(verdict=ProbeVerdict.OUT_OF_MEMORY)
     except Exception as error:  # noqa: BLE001 whatever else a library throws is reported, not lost with the process
         return ProbeReport(verdict=ProbeVerdict.CRASHED, reason=f"{type(error).__name__}: {error}")
-    return ProbeReport(verdict=ProbeVerdict.COMPILED, compile_s=compile_s, worst_fill_s=worst_fill_s)
+    return ProbeReport(verdict=ProbeVerdict.COMPILED, compile_s=compile_s, worst_fill_s=worst_fill_s, packed=packed)
 
 
 def _walk(backend: Backend, matcher: BackendMatcher, vocabulary: Vocabulary, clock: Clock) -> float:

@@ -43,7 +43,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Job channel: compile this and throw it away.
+    """Job channel: compile this, and throw away what cannot be handed over.
 
     Attributes:
         backend: who shall compile; already loaded.
@@ -82,12 +82,14 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
         reason: why, when it was not compiled.
         compile_s: seconds of the compile itself.
         worst_fill_s: slowest mask of a short walk through the grammar.
+        packed: the grammar, of a backend that can hand it over (`PortableBackend`); None of others.
     """
 
     verdict: ProbeVerdict
     reason: str = ""
     compile_s: float = 0.0
     worst_fill_s: float = 0.0
+    packed: bytes | None = None
 
 
 def send(channel: socket.socket, message: msgspec.Struct, descriptors: tuple[int, ...] = ()) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from common.clock import Clock, Deadline
 from common.config.engine import GrammarConfig
-from common.engine.structured_output.backend import BackendMatcher
+from common.engine.structured_output.backend import BackendMatcher, CompiledGrammar, PortableBackend
 from common.engine.structured_output.backends import BackendSet
 from common.engine.structured_output.bitmask import BitmaskFiller
 from common.engine.structured_output.cache import CacheEntry, CacheKey, GrammarCache
@@ -24,7 +24,7 @@ from common.engine.structured_output.grammar import GrammarTicket, MaskRow, Pend
 from common.engine.structured_output.limits import LimitPassed, probe_error
 from common.engine.structured_output.planner import Attempt, plan
 from common.engine.structured_output.probe import CompileProbe
-from common.engine.structured_output.probe_wire import ProbeVerdict
+from common.engine.structured_output.probe_wire import ProbeReport, ProbeVerdict
 from common.engine.structured_output.request_matcher import RequestMatcher
 from common.engine.structured_output.thinking import Thinking, ThinkingMarks, ThinkingMatcher
 from common.engine.structured_output.ticket import Ticket
@@ -211,8 +211,9 @@ class LocalGrammarService:
     ) -> None:
         """On a probe thread: the same from the first attempt that needs a probe."""
         with self._settling(ticket):
-            if self._survives_probe(ticket, attempts[0], is_first_look=is_first_look):
-                self._attempt(ticket, attempts, error, is_probed=True)
+            report = self._probed(ticket, attempts[0], is_first_look=is_first_look)
+            if report is not None:
+                self._attempt(ticket, attempts, error, report)
             else:
                 self._probe_threads.submit(self._run_probed, ticket, attempts, error, is_first_look=False)
 
@@ -221,22 +222,31 @@ class LocalGrammarService:
         ticket: Ticket,
         attempts: Sequence[Attempt],
         error: ConstraintRejected | None,
-        *,
-        is_probed: bool = False,
+        report: ProbeReport | None = None,
     ) -> None:
-        """Make `attempts` in order until one compiles; `error` is the reason of the one before."""
+        """Make `attempts` in order until one compiles.
+
+        Args:
+            ticket: whose they are.
+            attempts: those that are left.
+            error: the reason of the attempt before.
+            report: what the probe of the first said; None before one looked at it.
+        """
         for index, attempt in enumerate(attempts):
-            if attempt.needs_probe and not (is_probed and index == 0):
+            first_report = report if index == 0 else None
+            if attempt.needs_probe and first_report is None:
                 self._probe_threads.submit(self._run_probed, ticket, attempts[index:], error)
                 return
             started_s = self._clock.now_s()
             try:
-                grammar = self._backends.get(attempt.backend).compile(attempt.constraint)
+                grammar = self._compiled(attempt, first_report)
             except ConstraintRejected as refused:
                 self._observer.compiled(attempt.backend, "rejected", self._clock.now_s() - started_s)
                 error = refused
             else:
                 compile_s = self._clock.now_s() - started_s
+                if first_report is not None and first_report.packed is not None:
+                    compile_s += first_report.compile_s
                 self._observer.compiled(attempt.backend, "ready", compile_s)
                 entry = CacheEntry(
                     grammar=grammar, backend=attempt.backend, unenforced=attempt.unenforced, compile_s=compile_s
@@ -245,24 +255,33 @@ class LocalGrammarService:
                 return
         raise error or ConstraintRejected("no backend takes it", ticket.constraint.field)
 
-    def _survives_probe(self, ticket: Ticket, attempt: Attempt, *, is_first_look: bool) -> bool:
-        """Whether compiling here is safe now; False: not known after a first look; otherwise raises why not.
+    def _compiled(self, attempt: Attempt, report: ProbeReport | None) -> CompiledGrammar:
+        """The grammar as its probe hands it over; otherwise compiled here and now."""
+        backend = self._backends.get(attempt.backend)
+        if report is not None and report.packed is not None and isinstance(backend, PortableBackend):
+            return backend.unpack(report.packed)
+        return backend.compile(attempt.constraint)
 
-        The probe may take half of the time that is left: the other half is for doing it again in this process, where
-        nothing ends it. So what may not be done again in what is left by then counts as too slow, too.
+    def _probed(self, ticket: Ticket, attempt: Attempt, *, is_first_look: bool) -> ProbeReport | None:
+        """The report after which compiling here is safe; None: not known after a first look; otherwise raises why not.
+
+        Where the probe cannot hand over what it compiled, it may take half of the time that is left: the other half is
+        for doing it again in this process, where nothing ends it. So what may not be done again in what is left by then
+        counts as too slow, too.
         """
+        is_handed_over = isinstance(self._backends.get(attempt.backend), PortableBackend)
         left_s = ticket.asked_s + self._config.compile_timeout_s - self._clock.now_s()
         self._probe.load(attempt.backend)
-        probe_s = max(left_s, 0.0) / 2
+        probe_s = max(left_s, 0.0) / (1 if is_handed_over else 2)
         look_s = min(probe_s, _FIRST_LOOK_S) if is_first_look else probe_s
         deadline = Deadline.after(self._clock, look_s)
         report = self._probe.try_compile(attempt.backend, attempt.constraint, deadline)
         if report.verdict is ProbeVerdict.TIMED_OUT and look_s < probe_s:
-            return False
+            return None
         if report.verdict is ProbeVerdict.COMPILED:
             left_s = ticket.asked_s + self._config.compile_timeout_s - self._clock.now_s()
-            if report.compile_s * _SLOWER_HERE <= left_s:
-                return True
+            if is_handed_over or report.compile_s * _SLOWER_HERE <= left_s:
+                return report
             report = msgspec.structs.replace(report, verdict=ProbeVerdict.TIMED_OUT)
         outcome = "rejected" if report.verdict is ProbeVerdict.REJECTED else "limit"
         self._observer.compiled(attempt.backend, outcome, report.compile_s)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from common.clock import Deadline
+from common.clock import Deadline, SystemClock
 from common.engine.structured_output.door import MAX_NESTING, MAX_VALUE_BYTES
 from common.engine.structured_output.grammar import CompileState
 from common.engine.structured_output.probe_wire import ProbeReport, ProbeVerdict
@@ -179,10 +179,10 @@ def test_a_quick_grammar_overtakes_slow_ones_that_came_before_it() -> None:
 
 
 class SlowProbe:
-    """Says that everything compiles, in `compile_s`."""
+    """Says that everything compiles, in `compile_s`, and hands `packed` over."""
 
-    def __init__(self, compile_s: float) -> None:
-        self._report = ProbeReport(verdict=ProbeVerdict.COMPILED, compile_s=compile_s)
+    def __init__(self, compile_s: float, packed: bytes | None = None) -> None:
+        self._report = ProbeReport(verdict=ProbeVerdict.COMPILED, compile_s=compile_s, packed=packed)
 
     def load(self, backend: str) -> None:
         """It is there."""
@@ -205,6 +205,21 @@ def test_what_could_not_be_compiled_again_in_the_time_that_is_left_is_too_slow(
         ticket = settle(service.compile(Constraint(kind=ConstraintKind.GRAMMAR, value='root ::= "a"')))
         assert ticket.state is expected
         assert (ticket.error is None) or "compile_timeout_s = 10" in ticket.error.message
+    finally:
+        service.close()
+
+
+def test_what_the_probe_hands_over_is_not_compiled_again_and_may_take_all_the_time() -> None:
+    pytest.importorskip("outlines_core")
+    service = make_service(backend="outlines", compile_timeout_s=10.0)
+    constraint = Constraint(kind=ConstraintKind.REGEX, value="(ab){2}")
+    report = service._probe.try_compile("outlines", constraint, Deadline.after(SystemClock(), 60.0))
+    assert report.packed is not None
+    service._probe.close()
+    service._probe = SlowProbe(9.0, report.packed)  # type: ignore[assignment]  # the three methods that are used
+    try:
+        # What is asked for here is not what was packed: whatever follows was not compiled in this process.
+        assert accepts(service, Constraint(kind=ConstraintKind.REGEX, value="c{9}"), "abab")
     finally:
         service.close()
 
