@@ -41,16 +41,17 @@ class CudaRecorder:
 
     def record(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         """See `GraphRecorder.record`; two runs on a side stream first compile kernels and fill allocators."""
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch gives it no types
-        current = torch.cuda.current_stream(self._device)
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            run()
-            run()
-        current.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = run()
+        with torch.cuda.device(self._device):  # the stream that `graph` records on is the current device's
+            side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch gives it no types
+            current = torch.cuda.current_stream(self._device)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                run()
+                run()
+            current.wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                result = run()
 
         def replay() -> torch.Tensor:
             graph.replay()
@@ -80,7 +81,7 @@ class GraphedDecoder:
     A batch is padded to the next size with copies of its first row, which compute and write what that row does.
 
     Args:
-        model: computes; its attention must take positions and block tables from the device.
+        model: computes; its attention must take positions and block tables of `is_recorded` batches from the device.
         recorder: makes graphs.
         kv_cache: the cache all forwards will use; nothing in it may be in use yet.
         sizes: ascending, see `graph_sizes`.
@@ -143,6 +144,7 @@ class GraphedDecoder:
             seq_lens=(self._max_len_tokens,) * size,  # work is shared out for the longest
             logits_indices=torch.arange(size, device=device),
             is_decode=True,
+            is_recorded=True,
         )
         return _Graph(batch, recorder.record(lambda: self._model.forward(batch, self._kv_cache)))
 

@@ -26,6 +26,8 @@ class ForwardBatch:
         logits_indices: int64 [num_logits], rows of `token_ids` whose next-token logits are wanted.
         is_decode: one token per sequence and the logits of each, in order. Said by whoever makes the batch: reading
             `logits_indices` back would make the host wait for the device.
+        is_recorded: what is asked of the device is recorded and replayed with other values in the same tensors:
+            `seq_lens` are the longest there may be, and nothing may be worked out from them on the host.
     """
 
     token_ids: torch.Tensor
@@ -36,6 +38,7 @@ class ForwardBatch:
     seq_lens: tuple[int, ...]
     logits_indices: torch.Tensor
     is_decode: bool = False
+    is_recorded: bool = False
 
 
 class DecoderModel(Protocol):

@@ -63,8 +63,10 @@ class TritonPagedAttention:
         kv_cache[plan.write_blocks, layer, 0, plan.write_offsets] = key
         kv_cache[plan.write_blocks, layer, 1, plan.write_offsets] = value
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        for tiles in plan.tiles:
-            self._launch(query, layer, batch, kv_cache, tiles, out)
+        # Triton launches on the current device, wherever its arguments are.
+        with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]  # torch gives it no types
+            for tiles in plan.tiles:
+                self._launch(query, layer, batch, kv_cache, tiles, out)
         return out.flatten(1)
 
     def _launch(
