@@ -52,7 +52,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         device: `cpu` or `cuda[:index]`.
         dtype: of weights and computation.
         num_threads: CPU threads of the forward; 0 chooses by the cores there are.
-        decode_graphs: on CUDA with the Triton kernels: record decode steps as CUDA graphs at the start.
+        attention_backend: on CUDA: FlashInfer, Triton, or FlashInfer where it is installed and passes its check at the
+            start, else Triton (vLLM's name for the option); `auto` on the CPU, where there is no choice.
+        decode_graphs: on CUDA: record decode steps as graphs at the start; their attention is Triton's in any case.
         max_model_len_tokens: longest prompt plus output; 0 is the model's own limit.
         block_size: tokens per KV block.
         num_kv_blocks: size of the pool; 0 derives it from `kv_cache_bytes`.
@@ -75,6 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32"
     num_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    attention_backend: Literal["auto", "flashinfer", "triton"] = "auto"
     decode_graphs: bool = True
     max_model_len_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     block_size: Positive = 16

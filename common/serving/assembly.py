@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import torch
 
 from common.clock import Clock
@@ -42,6 +43,8 @@ from common.serving.shaping.tool_calls import tool_tags
 from common.serving.surface import Parts
 from common.telemetry.metrics import Metrics
 from common.wire.model_identity import ModelIdentity
+
+_log = structlog.get_logger(__name__)
 
 
 class EngineWake:
@@ -227,9 +230,17 @@ def _served(
 def _load_model(config: EngineConfig, clock: Clock) -> LoadedModel:
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    return load_model(
-        Path(config.model), dtype=config.dtype, device=config.device, num_threads=config.num_threads, clock=clock
+    loaded = load_model(
+        Path(config.model),
+        dtype=config.dtype,
+        device=config.device,
+        kernels=config.attention_backend,
+        num_threads=config.num_threads,
+        clock=clock,
     )
+    if loaded.kernels_note is not None:
+        _log.info("model.kernels", kernels=loaded.kernels, because=loaded.kernels_note)
+    return loaded
 
 
 def _allocate(config: EngineConfig, loaded: LoadedModel) -> KvCacheStorage:
@@ -246,8 +257,8 @@ def _allocate(config: EngineConfig, loaded: LoadedModel) -> KvCacheStorage:
 def _decoder(
     config: EngineConfig, loaded: LoadedModel, storage: KvCacheStorage, settings: CoreSettings
 ) -> DecoderModel:
-    """The model, or graphs of its decode steps: Triton's attention reads all that changes from the device."""
-    if not config.decode_graphs or loaded.kernels != "triton":
+    """The model, or graphs of its decode steps."""
+    if not config.decode_graphs or not loaded.can_record_decodes:
         return loaded.model
     return GraphedDecoder(
         loaded.model,

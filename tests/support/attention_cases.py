@@ -28,7 +28,7 @@ def attend_plainly(
 
 
 def make_case(
-    config: ModelConfig, history_and_new: list[tuple[int, int]], seed: int
+    config: ModelConfig, history_and_new: list[tuple[int, int]], seed: int, block_size: int = BLOCK_SIZE
 ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, ForwardBatch, torch.Tensor], torch.Tensor]:
     """A cache of garbage that holds each sequence's history, a batch that adds the new tokens, and the truth."""
     generator = torch.Generator().manual_seed(seed)
@@ -36,20 +36,20 @@ def make_case(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    blocks_needed = [-(-(history + new) // BLOCK_SIZE) for history, new in history_and_new]
+    blocks_needed = [-(-(history + new) // block_size) for history, new in history_and_new]
     free = torch.randperm(sum(blocks_needed) + 3, generator=generator).tolist()
-    cache = random(len(free), config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim) * 50
+    cache = random(len(free), config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim) * 50
     tables, slots, starts, truth_inputs = [], [], [0], []
     queries, new_keys, new_values = [], [], []
     for (history, new), num_blocks in zip(history_and_new, blocks_needed, strict=True):
         table = [free.pop() for _ in range(num_blocks)]
         keys, values = (random(history + new, config.num_kv_heads, config.head_dim) for _ in range(2))
         for place in range(history):
-            cache[table[place // BLOCK_SIZE], 1, 0, place % BLOCK_SIZE] = keys[place]
-            cache[table[place // BLOCK_SIZE], 1, 1, place % BLOCK_SIZE] = values[place]
+            cache[table[place // block_size], 1, 0, place % block_size] = keys[place]
+            cache[table[place // block_size], 1, 1, place % block_size] = values[place]
         query = random(new, config.num_heads, config.head_dim)
         places = range(history, history + new)
-        slots.extend(table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE for place in places)
+        slots.extend(table[place // block_size] * block_size + place % block_size for place in places)
         starts.append(starts[-1] + new)
         tables.append(table)
         queries.append(query)

@@ -10,14 +10,19 @@ from collections.abc import Callable
 
 import torch
 
+from common.engine.model.config import ModelConfig
 from common.engine.model.decode_graphs import GraphedDecoder, graph_sizes
+from common.engine.model.flashinfer_attention import FlashInferAttention
 from common.engine.model.forward import ForwardBatch
-from common.engine.model.kernels import TorchKernels, TritonKernels
+from common.engine.model.kernels import FlashInferKernels, KernelBackend, TorchKernels, TritonKernels
 from common.engine.model.llama import assemble
+from common.engine.model.triton_attention import TritonPagedAttention
 from common.engine.model.weights import MemoryWeights
+from tests.support.fake_flashinfer import FakeFence, FakePrefillWrapper
 from tests.support.tiny_model import random_weights, tiny_config
 
 BLOCK_SIZE, MAX_BLOCKS, MAX_NUM_SEQS = 4, 6, 5
+CPU = torch.device("cpu")
 
 
 class Rerun:
@@ -53,15 +58,12 @@ def decodes(position: int, num_seqs: int, *, is_decode: bool = True) -> ForwardB
     )
 
 
-def main() -> int:
-    torch.set_num_threads(1)
-    config = tiny_config(num_layers=2)
-    device = torch.device("cpu")
-    kernels = TritonKernels(TorchKernels(device, torch.float32))
+def compare(kernels: KernelBackend, config: ModelConfig, dtype: torch.dtype) -> dict[str, float]:
+    """Decode steps of a few sequences, plainly and through graphs, then one that is no plain decode."""
     source = MemoryWeights(random_weights(config))
-    model = assemble(config, source, kernels, device=device, dtype=torch.float32).model
+    model = assemble(config, source, kernels, device=CPU, dtype=dtype).model
     shape = (MAX_BLOCKS * MAX_NUM_SEQS, 2, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    plain, graphed, recorder = torch.zeros(shape), torch.zeros(shape), Rerun()
+    plain, graphed, recorder = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype), Rerun()
     decoder = GraphedDecoder(model, recorder, graphed, graph_sizes(MAX_NUM_SEQS), MAX_BLOCKS * BLOCK_SIZE)
     graphed.zero_()
     worst = 0.0
@@ -72,12 +74,23 @@ def main() -> int:
     num_replays = recorder.num_replays
     eager = decodes(7, 2, is_decode=False)
     difference = decoder.forward(eager, graphed) - model.forward(eager, plain)
-    result = {
+    return {
         "logits": max(worst, float(difference.abs().max())),
         "cache": float((graphed - plain).abs().max()),
         "replays": num_replays,
         "replays_of_others": recorder.num_replays - num_replays,
     }
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    config = tiny_config(num_layers=2)
+    result = {"triton": compare(TritonKernels(TorchKernels(CPU, torch.float32)), config, torch.float32)}
+    # FlashInfer's recorded steps are Triton's: here each side of the comparison is by another attention.
+    config, wrapper = tiny_config(num_layers=2, head_dim=64), FakePrefillWrapper()
+    attention = FlashInferAttention(config, wrapper, FakeFence([]), TritonPagedAttention(config))
+    kernels = FlashInferKernels(TorchKernels(CPU, torch.float16), attention)
+    result["flashinfer"] = {**compare(kernels, config, torch.float16), "plans": wrapper.num_plans}
     sys.stdout.write(json.dumps(result) + "\n")
     return 0
 

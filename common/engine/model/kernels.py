@@ -1,6 +1,6 @@
-"""Which implementation computes the linear maps and attention: the `KernelBackend` port and the torch one.
+"""Which implementation computes the linear maps and attention: the `KernelBackend` port, plain torch and CUDA's.
 
-Owns: the choice. A compiled backend implements the same port; nothing else of the decoder changes.
+Owns: the parts behind one name. A compiled backend implements the same port; nothing else of the decoder changes.
 """
 
 from typing import Protocol
@@ -37,25 +37,29 @@ class KernelBackend(Protocol):
 class TorchKernels:
     """Plain torch on any device.
 
-    Args:
+    Attributes:
         device: where weights go.
         dtype: of weights and computation (of activations when `int8`).
+
+    Args:
+        device: as above.
+        dtype: as above.
         int8: keep weights of linear maps as int8.
     """
 
     name = "torch"
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, int8: bool = False) -> None:
-        self._device = device
-        self._dtype = dtype
+        self.device = device
+        self.dtype = dtype
         self._int8 = int8
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """`TorchLinear`, or `Int8Linear` for int8."""
-        placed_bias = None if bias is None else bias.to(self._device, self._dtype)
+        placed_bias = None if bias is None else bias.to(self.device, self.dtype)
         if self._int8:
-            return Int8Linear(weight.to(self._device), placed_bias)
-        return TorchLinear(weight.to(self._device, self._dtype), placed_bias)
+            return Int8Linear(weight.to(self.device), placed_bias)
+        return TorchLinear(weight.to(self.device, self.dtype), placed_bias)
 
     def attention(self, config: ModelConfig) -> Attention:
         """`TorchPagedAttention`."""
@@ -83,3 +87,26 @@ class TritonKernels:
         from common.engine.model.triton_attention import TritonPagedAttention
 
         return TritonPagedAttention(config)
+
+
+class FlashInferKernels:
+    """Torch's matrix products (cuBLAS) and FlashInfer's paged attention; CUDA only.
+
+    Args:
+        linear_maps: makes the linear maps, and says where and in what.
+        attention: made and checked for the one model these kernels are for.
+    """
+
+    name = "flashinfer"
+
+    def __init__(self, linear_maps: TorchKernels, attention: Attention) -> None:
+        self._linear_maps = linear_maps
+        self._attention = attention
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """As torch makes it."""
+        return self._linear_maps.linear(weight, bias)
+
+    def attention(self, config: ModelConfig) -> Attention:  # noqa: ARG002 -- the port's signature
+        """That of the model."""
+        return self._attention

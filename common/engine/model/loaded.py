@@ -40,8 +40,8 @@ class LoadedModel:
     Attributes:
         generation: the sampling its authors recommend.
         tensors_fingerprint: of the weights alone (`weights.CheckedWeights`).
-        kernels: who computes: `cpu` (the compiled kernels), `triton` or `torch`.
-        kernels_note: why the compiled kernels are not in use although `auto` would have taken them; one line to log.
+        kernels: who computes: `cpu` (the compiled kernels), `flashinfer`, `triton` or `torch`.
+        kernels_note: why better kernels are not in use although `auto` would have taken them; one line to log.
     """
 
     config: ModelConfig
@@ -52,6 +52,11 @@ class LoadedModel:
     tensors_fingerprint: str
     kernels: str
     kernels_note: str | None = None
+
+    @property
+    def can_record_decodes(self) -> bool:
+        """Whether attention of recorded batches reads all that changes from the device."""
+        return self.kernels in ("flashinfer", "triton")
 
     @property
     def weights_fingerprint(self) -> str:

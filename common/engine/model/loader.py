@@ -33,7 +33,8 @@ def load_model(
         path: a `.gguf` file or a Hugging Face folder.
         dtype: of weights and computation: float32, bfloat16, float16, or int8 (weights only; computes in float32).
         device: `cpu` or `cuda[:index]`.
-        kernels: `cpu` (compiled, CPU only), `triton` (CUDA only), `torch`, or `auto`: the fastest of them here.
+        kernels: `cpu` (compiled, CPU only), `flashinfer` or `triton` (CUDA only), `torch`, or `auto`: the fastest of
+            them that works here.
         num_threads: CPU threads of the forward; 0 chooses by the cores there are.
         clock: tells chat templates the date; the system's when None.
 

@@ -50,7 +50,8 @@ def test_without_compiled_kernels_torch_computes_and_the_reason_is_told(gguf_pat
         ({"device": "toaster"}, "device toaster is not one"),
         ({"device": "meta"}, "device meta is not supported"),
         ({"kernels": "magic"}, "kernels magic are unknown"),
-        ({"kernels": "triton"}, "kernels triton: they run on cuda, not on cpu"),
+        ({"kernels": "triton"}, "attention_backend: triton runs on cuda, not on cpu; use auto"),
+        ({"kernels": "flashinfer"}, "attention_backend: flashinfer runs on cuda, not on cpu; use auto"),
         ({"kernels": "cpu", "dtype": "float16"}, "kernels cpu: the compiled kernels do not compute float16"),
     ],
 )
