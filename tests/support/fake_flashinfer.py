@@ -64,8 +64,14 @@ class FakePrefillWrapper:
         self._scale = head_dim_qk**-0.5 if sm_scale is None else sm_scale
 
     def run(self, q: torch.Tensor, paged_kv_cache: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        self.attend(q, *paged_kv_cache.unbind(1), out)
+        self.num_runs += 1
+        self.events.append("run")
+        return out
+
+    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
+        """What the kernel does; `keys` and `values` are `[pages, page_size, kv_heads, head_dim]`."""
         num_qo_heads, num_kv_heads, head_dim, page_size = self._shape
-        keys, values = paged_kv_cache.unbind(1)
         assert q.dtype == keys.dtype == values.dtype == out.dtype == self._dtype
         assert keys.shape[1:] == (page_size, num_kv_heads, head_dim)
         assert keys.stride() == values.stride()
@@ -80,9 +86,6 @@ class FakePrefillWrapper:
             length = page_size * (stop - first - 1) + last_len
             seen = (side[used].flatten(0, 1)[:length].float() for side in (keys, values))
             out[begin:end] = self._attend(q[begin:end].float(), *seen).to(out.dtype)
-        self.num_runs += 1
-        self.events.append("run")
-        return out
 
     def _attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         group = query.shape[1] // keys.shape[1]
