@@ -3,13 +3,16 @@
 Owns: what must hold of D's settings beyond their types. Building D: `decode.role`.
 """
 
+import ssl
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from common.config.engine import EngineConfig
 from common.config.loader import load_section, role_engine_config
 from common.config.secret import read_secret
+from common.config.tls import client_context, server_context
 from common.errors import ConfigError
 from common.serving.program import run
 from decode.config import DecodeConfig
@@ -24,6 +27,8 @@ class Settings:
     config: DecodeConfig
     engine: EngineConfig
     secret: bytes | None
+    tls: ssl.SSLContext | None
+    prefill_tls: ssl.SSLContext | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +48,10 @@ def read(path: str) -> Settings:
         raise ConfigError(f"{path}: key `decode.host`: without a secret only loopback addresses, not {config.host}")
     engine = role_engine_config(path, "decode")
     check_buffer_device(path, "decode", config.kv_buffer_device, engine.device)
-    return Settings(config=config, engine=engine, secret=secret)
+    folder = Path(path).resolve().parent
+    tls = server_context(config.tls, "decode.tls", folder)
+    peer_tls = None if config.prefill_tls is None else client_context(config.prefill_tls, "decode.prefill_tls", folder)
+    return Settings(config=config, engine=engine, secret=secret, tls=tls, prefill_tls=peer_tls)
 
 
 def serve(settings: Settings) -> Coroutine[Any, Any, None]:
@@ -52,4 +60,7 @@ def serve(settings: Settings) -> Coroutine[Any, Any, None]:
     from common.serving import process
     from decode.role import DecodeRole
 
-    return process.serve(DecodeRole(settings.config, settings.engine, settings.secret))
+    role = DecodeRole(
+        settings.config, settings.engine, settings.secret, tls=settings.tls, prefill_tls=settings.prefill_tls
+    )
+    return process.serve(role)

@@ -3,6 +3,7 @@
 Owns: their construction and their end. Does not know: how any of them works.
 """
 
+import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -62,12 +63,23 @@ class DecodeRole:
         config: the section `decode`.
         engine: its engine section.
         secret: checks references; None accepts unsigned ones from loopback hosts.
+        tls: of the HTTP port; None serves plain HTTP.
+        prefill_tls: of handshakes with P; None speaks plain HTTP.
     """
 
-    def __init__(self, config: DecodeConfig, engine: EngineConfig, secret: bytes | None) -> None:
+    def __init__(
+        self,
+        config: DecodeConfig,
+        engine: EngineConfig,
+        secret: bytes | None,
+        *,
+        tls: ssl.SSLContext | None = None,
+        prefill_tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._config = config
         self._engine = engine
         self._secret = secret
+        self._prefill_tls = prefill_tls
         self.process = ProcessSettings(
             role="decode",
             host=config.host,
@@ -78,6 +90,7 @@ class DecodeRole:
             log_json=config.log_json,
             log_level=config.log_level,
             otlp_url=config.otlp_url,
+            tls=tls,
         )
 
     def load(self, engine_id: str, port: int, metrics: Metrics) -> DecodeProcess:  # noqa: ARG002 - P needs the port
@@ -102,7 +115,7 @@ class DecodeRole:
         layout = loaded.storage.layout()
         fingerprint = Fingerprint.of(layout, loaded.identity)
         identity = EngineIdentity(engine_id=EngineId(engine_id), fingerprint=fingerprint)
-        consumer = KVConsumer(backend, layout, identity, settings, clock, HttpHandshakeClient())
+        consumer = KVConsumer(backend, layout, identity, settings, clock, HttpHandshakeClient(self._prefill_tls))
         remote_kv = RemoteKV(consumer, wake)
         engine = loaded.engine(source=remote_kv)
         wake.bind(engine.wake)

@@ -5,6 +5,7 @@ Owns: sockets and time limits of the handshake. Does not know: what the messages
 
 import http.client
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,25 +41,27 @@ class HttpHandshakeClient:
     """The real one: `http.client` on a few threads of its own.
 
     Args:
+        tls: P's port speaks HTTPS, judged by this; None: plain HTTP.
         max_threads: handshakes that may run at the same time; a peer that hangs holds one of them until its timeout.
     """
 
-    def __init__(self, max_threads: int = 4) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, max_threads: int = 4) -> None:
+        self._tls = tls
         self._executor = ThreadPoolExecutor(max_threads, thread_name_prefix="kv-handshake")
 
     def begin(self, address: PeerAddress, visit: HandshakeVisit, timeout_s: float) -> "Future[Answer]":
         """Start both phases on a thread."""
-        return self._executor.submit(_visit, address, visit, timeout_s)
+        return self._executor.submit(_visit, address, visit, timeout_s, self._tls)
 
     def close(self) -> None:
         """Running handshakes end by their own timeout."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _visit(address: PeerAddress, visit: HandshakeVisit, timeout_s: float) -> Answer:
+def _visit(address: PeerAddress, visit: HandshakeVisit, timeout_s: float, tls: ssl.SSLContext | None) -> Answer:
     is_cut = threading.Event()
     try:
-        with closing(http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)) as connection:
+        with closing(_connection(address, timeout_s, tls)) as connection:
             connection.connect()
             with _cut_after(connection, timeout_s, is_cut):
                 visit.judge_offer(_exchange(connection, "GET", None))
@@ -67,6 +70,12 @@ def _visit(address: PeerAddress, visit: HandshakeVisit, timeout_s: float) -> Ans
         why = "timed out" if is_cut.is_set() else f"{type(error).__name__} {error}"
         message = f"no handshake with {address.host}:{address.port}: {why}"
         raise HandshakeFailed(message) from error
+
+
+def _connection(address: PeerAddress, timeout_s: float, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
+    if tls is None:
+        return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
+    return http.client.HTTPSConnection(address.host, address.port, timeout=timeout_s, context=tls)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from common.config.tls import TlsConfig
+
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -27,6 +29,7 @@ class PrefillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             which is the pool of a CPU engine and is not there for a CUDA engine (refused at start-up).
         api_key: what clients must send as `Authorization: Bearer`; null lets everyone in.
         max_body_bytes: larger request bodies answer 413.
+        tls: HTTPS for whoever asks this engine: the proxy, clients, scrapes, and D (`decode.prefill_tls`).
         drain_s: how long requests may finish after SIGTERM.
         log_json: log lines as JSON instead of for a person's eyes.
         log_level: lowest level shown.
@@ -45,6 +48,7 @@ class PrefillConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_buffer_device: Literal["device", "cpu"] = "device"
     api_key: str | None = None
     max_body_bytes: Positive = 64 << 20
+    tls: TlsConfig = TlsConfig()
     drain_s: Seconds = 30.0
     log_json: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"

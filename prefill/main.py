@@ -3,13 +3,16 @@
 Owns: what must hold of P's settings beyond their types. Building P: `prefill.role`.
 """
 
+import ssl
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from common.config.engine import EngineConfig
 from common.config.loader import load_section, role_engine_config
 from common.config.secret import read_secret
+from common.config.tls import server_context
 from common.errors import ConfigError
 from common.serving.program import run
 from kv_transfer.compatibility import check_buffer_device
@@ -24,6 +27,7 @@ class Settings:
     config: PrefillConfig
     engine: EngineConfig
     secret: bytes | None
+    tls: ssl.SSLContext | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +49,8 @@ def read(path: str) -> Settings:
             raise ConfigError(f"{path}: key `prefill.{key}`: without a secret only loopback addresses, not {host}")
     engine = role_engine_config(path, "prefill")
     check_buffer_device(path, "prefill", config.kv_buffer_device, engine.device)
-    return Settings(config=config, engine=engine, secret=secret)
+    tls = server_context(config.tls, "prefill.tls", Path(path).resolve().parent)
+    return Settings(config=config, engine=engine, secret=secret, tls=tls)
 
 
 def serve(settings: Settings) -> Coroutine[Any, Any, None]:
@@ -54,4 +59,4 @@ def serve(settings: Settings) -> Coroutine[Any, Any, None]:
     from common.serving import process
     from prefill.role import PrefillRole
 
-    return process.serve(PrefillRole(settings.config, settings.engine, settings.secret))
+    return process.serve(PrefillRole(settings.config, settings.engine, settings.secret, settings.tls))

@@ -4,6 +4,7 @@ Owns: their construction and their end. Does not know: how any of them works.
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -68,9 +69,12 @@ class PrefillRole:
         config: the section `prefill`.
         engine: its engine section.
         secret: signs references; None leaves them unsigned.
+        tls: of the HTTP port; None serves plain HTTP.
     """
 
-    def __init__(self, config: PrefillConfig, engine: EngineConfig, secret: bytes | None) -> None:
+    def __init__(
+        self, config: PrefillConfig, engine: EngineConfig, secret: bytes | None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._config = config
         self._engine = engine
         self._secret = secret
@@ -84,6 +88,7 @@ class PrefillRole:
             log_json=config.log_json,
             log_level=config.log_level,
             otlp_url=config.otlp_url,
+            tls=tls,
         )
 
     def load(self, engine_id: str, port: int, metrics: Metrics) -> PrefillProcess:

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 from common.clock import Clock
+from common.config.tls import client_context
 from common.tasks import Supervisor
 from common.tracing.exporter import TraceExporter
 from proxy.access import KeyRing
@@ -34,7 +35,6 @@ from proxy.services import Services
 from proxy.shared_metrics import SharedMetrics
 from proxy.siblings import Siblings
 from proxy.time_limits import TimeLimits
-from proxy.tls import engine_context
 from proxy.tracing.collector import HttpCollector
 from proxy.upstream import Upstream
 
@@ -106,7 +106,7 @@ def assemble(
 def _engine_tls(config: ProxyConfig) -> ssl.SSLContext | None:
     uses_tls = any(url.startswith("https:") for url in (*config.fleet.prefill, *config.fleet.decode))
     has_own_tls = config.engine_tls.ca_file is not None or config.engine_tls.cert_file is not None
-    return engine_context(config.engine_tls) if uses_tls or has_own_tls else None
+    return client_context(config.engine_tls, "proxy.engine_tls") if uses_tls or has_own_tls else None
 
 
 def _rules(config: ProxyConfig) -> LegRules:

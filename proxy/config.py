@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from common.config.tls import PeerTlsConfig, TlsConfig
+
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -161,34 +163,6 @@ class KeysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     admin_file: str | None = None
 
 
-class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """HTTPS towards clients.
-
-    Attributes:
-        cert_file: certificate chain, PEM; null serves plain HTTP.
-        key_file: its private key, PEM.
-        client_ca_file: clients must show a certificate signed by these; null asks for none.
-    """
-
-    cert_file: str | None = None
-    key_file: str | None = None
-    client_ca_file: str | None = None
-
-
-class EngineTlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """HTTPS towards engines whose URL says so.
-
-    Attributes:
-        ca_file: certificates that sign the engines'; null trusts the machine's.
-        cert_file: the proxy's own certificate, PEM, for engines that ask.
-        key_file: its private key, PEM.
-    """
-
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-
-
 class TracingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """OpenTelemetry traces.
 
@@ -218,7 +192,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         tracing: where traces go.
         keys: who may come in.
         tls: HTTPS towards clients.
-        engine_tls: HTTPS towards engines.
+        engine_tls: HTTPS towards engines whose URL says so.
         cors_origins: browser origins that may call, `*` for all.
         engine_api_key: sent to the engines instead of the client's `Authorization`; null forwards the client's.
         keepalive_s: idle connections to engines are closed after this long; below the engines' own limit.
@@ -241,7 +215,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tracing: TracingConfig = TracingConfig()
     keys: KeysConfig = KeysConfig()
     tls: TlsConfig = TlsConfig()
-    engine_tls: EngineTlsConfig = EngineTlsConfig()
+    engine_tls: PeerTlsConfig = PeerTlsConfig()
     cors_origins: tuple[str, ...] = ()
     engine_api_key: str | None = None
     keepalive_s: Seconds = 4.0

@@ -16,13 +16,13 @@ import structlog
 
 from common.clock import SystemClock
 from common.config.loader import load_section
+from common.config.tls import server_context
 from common.errors import ConfigError, StartupError
 from common.tasks import Supervisor, wait_for_signal
 from common.telemetry.logging import configure_logging
 from proxy.assembly import assemble
 from proxy.config import ProxyConfig
 from proxy.server import RunningProxy, allow_many_sockets, running
-from proxy.tls import server_context
 from proxy.upstream import Upstream
 from proxy.workers import run_workers
 
@@ -108,7 +108,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 async def _check(config: ProxyConfig) -> None:
     """Make everything that the settings name, listen nowhere."""
-    server_context(config.tls)
+    server_context(config.tls, "proxy.tls")
     upstream = Upstream(connect_s=config.timeouts.connect_s, keepalive_s=config.keepalive_s)
     async with upstream, Supervisor() as background:
         assemble(config, SystemClock(), upstream, background)

@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 
 from common.clock import Clock
+from common.config.tls import server_context
 from common.errors import StartupError
 from common.tasks import Supervisor
 from proxy.admission import Admission
@@ -23,7 +24,6 @@ from proxy.fleet.membership import Source
 from proxy.fleet.worker import Role
 from proxy.http1.server import HttpServer
 from proxy.services import Services
-from proxy.tls import server_context
 from proxy.upstream import Upstream
 
 _log = structlog.get_logger(__name__)
@@ -91,7 +91,7 @@ async def running(
         StartupError: the port cannot be had.
         ConfigError: a file that the settings name cannot be used.
     """
-    tls = server_context(config.tls)
+    tls = server_context(config.tls, "proxy.tls")
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(
             Upstream(connect_s=config.timeouts.connect_s, keepalive_s=config.keepalive_s)

@@ -6,6 +6,7 @@ Owns: the order, and the log line of each step. Does not know: roles; a role's `
 import asyncio
 import os
 import signal
+import ssl
 import sys
 import uuid
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class ProcessSettings:
         log_json: log lines as JSON.
         log_level: lowest level shown.
         otlp_url: where spans of traced requests go; None makes none.
+        tls: of the HTTP port; None serves plain HTTP.
     """
 
     role: str
@@ -54,6 +56,7 @@ class ProcessSettings:
     log_json: bool
     log_level: Level
     otlp_url: str | None = None
+    tls: ssl.SSLContext | None = None
 
 
 class RunningRole(Protocol):
@@ -119,9 +122,10 @@ async def _live(role: Role, signalled: asyncio.Task[signal.Signals]) -> None:
     exporter = _exporter(settings)
     traces = None if exporter is None else EngineTraces(settings.role, exporter, SystemClock())
     app = build_app(surface, metrics, app_settings, traces)
-    server = HttpServer(app, settings.host, settings.port, settings.drain_s)
+    server = HttpServer(app, settings.host, settings.port, settings.drain_s, settings.tls)
     await server.start()
-    _log.info("engine.listening", host=settings.host, port=server.port, engine_id=engine_id)
+    is_tls = settings.tls is not None
+    _log.info("engine.listening", host=settings.host, port=server.port, tls=is_tls, engine_id=engine_id)
     try:
         running = await _loaded(lambda: role.load(engine_id, server.port, metrics), signalled)
         try:

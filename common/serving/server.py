@@ -4,6 +4,7 @@ Owns: aiohttp's runner and its switches. Does not know: routes.
 """
 
 import errno
+import ssl
 
 from aiohttp import web
 
@@ -18,11 +19,15 @@ class HttpServer:
         host: address to listen on.
         port: 0 lets the system choose.
         drain_s: how long requests may finish when it closes.
+        tls: None serves plain HTTP.
     """
 
-    def __init__(self, app: web.Application, host: str, port: int, drain_s: float) -> None:
+    def __init__(
+        self, app: web.Application, host: str, port: int, drain_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._host = host
         self._port = port
+        self._tls = tls
         # handler_cancellation: a client that leaves cancels its handler, which aborts its request in the engine.
         # auto_decompress: bodies are decompressed where they are read (common.serving.bodies), as the proxy does it.
         self._runner = web.AppRunner(
@@ -43,7 +48,7 @@ class HttpServer:
         """
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
+            await web.TCPSite(self._runner, self._host, self._port, ssl_context=self._tls).start()
         except OSError as error:
             await self._runner.cleanup()
             where = f"{self._host}:{self._port}"

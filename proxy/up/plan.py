@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from common.config.loader import load_section
+from common.config.tls import TlsConfig
+from common.errors import ConfigError
 
 
 class _Prefill(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +19,7 @@ class _Prefill(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8100
+    tls: TlsConfig = TlsConfig()
 
 
 class _Decode(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +27,7 @@ class _Decode(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8200
+    tls: TlsConfig = TlsConfig()
 
 
 class _Proxy(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +35,7 @@ class _Proxy(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8000
+    tls: TlsConfig = TlsConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,7 @@ def plan_children(config: str) -> tuple[ChildPlan, ...]:
     """The three processes, in the order in which they start; they stop in reverse.
 
     Raises:
-        ConfigError: the file is wrong.
+        ConfigError: the file is wrong, or a process would answer over TLS only.
     """
     sections: tuple[tuple[str, type[_Decode | _Prefill | _Proxy]], ...] = (
         ("decode", _Decode),
@@ -62,6 +67,9 @@ def plan_children(config: str) -> tuple[ChildPlan, ...]:
     children = []
     for name, section in sections:
         address = load_section(config, name, section)
+        if address.tls.cert_file is not None:
+            message = f"{config}: key `{name}.tls`: this command asks in plain HTTP; start the programs one by one"
+            raise ConfigError(message)
         host = "127.0.0.1" if address.host in ("0.0.0.0", "::", "") else address.host
         command = (sys.executable, "-m", name, "--config", config)
         children.append(ChildPlan(name=name, command=command, url=f"http://{host}:{address.port}"))

@@ -1,4 +1,4 @@
-"""What operators do: keys, the fleet at run time, aborts, TLS, CORS, drain, reload, several workers."""
+"""What operators do: keys, the fleet at run time, aborts, CORS, drain, reload, several workers."""
 
 import asyncio
 import contextlib
@@ -6,8 +6,6 @@ import hashlib
 import json
 import signal
 import socket
-import ssl
-import subprocess
 import sys
 from pathlib import Path
 
@@ -151,53 +149,6 @@ async def test_browsers_of_allowed_origins_may_call_and_read() -> None:
         assert "Access-Control-Allow-Origin" not in (await r.post(BASE, headers={"Origin": "https://b"}))[1]
         async with r.session.options(r.url + COMPLETIONS, headers={"Origin": "https://b"}) as answer:
             assert answer.status == 405
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    subprocess.run([*command, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
-    return cert, key
-
-
-async def test_tls_on_both_sides_with_certificates_of_the_callers(certificate: tuple[str, str]) -> None:
-    cert, key = certificate
-    inner = {"ca_file": cert, "cert_file": cert, "key_file": key}
-    outer = {"cert_file": cert, "key_file": key, "client_ca_file": cert}
-    trusting = ssl.create_default_context(cafile=cert)
-    engine_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=cert)
-    engine_tls.load_cert_chain(cert, key)
-    engine_tls.verify_mode = ssl.CERT_REQUIRED
-    async with (
-        mock.serving(mock.MockEngine("P"), tls=engine_tls) as p,
-        mock.serving(mock.MockEngine("D"), tls=engine_tls) as d,
-    ):
-        fleet = msgspec.convert({"prefill": [p.url], "decode": [d.url], **FAST_PROBES}, FleetConfig)
-        config = msgspec.convert({"port": 0, "tls": outer, "engine_tls": inner, "drain_s": 1.0}, ProxyConfig)
-        async with running(msgspec.structs.replace(config, fleet=fleet), SystemClock()) as proxy:
-            await proxy.services.fleet.wait_ready()
-            url = f"https://localhost:{proxy.port}{COMPLETIONS}"
-            async with aiohttp.ClientSession() as session:
-                with pytest.raises(aiohttp.ClientError):
-                    await session.post(url, json=STREAM, ssl=trusting)
-                with_own = ssl.create_default_context(cafile=cert)
-                with_own.load_cert_chain(cert, key)
-                async with session.post(url, json=STREAM, ssl=with_own) as answer:
-                    assert (await answer.read()).endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_stopping_proxy_finishes_what_is_under_way() -> None:

@@ -6,6 +6,7 @@ seed, so the reader knows what it must find. With `"reads": true` it is a D, and
 
 import json
 import os
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
@@ -77,8 +78,8 @@ class Desk(Protocol):
 
 
 @contextmanager
-def http_port(producer: Desk, port: int) -> Iterator[int]:
-    """Serve `/kv/handshake` on loopback."""
+def http_port(producer: Desk, port: int, tls: ssl.SSLContext | None = None) -> Iterator[int]:
+    """Serve `/kv/handshake` on loopback, over TLS where `tls` is given."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -101,6 +102,8 @@ def http_port(producer: Desk, port: int) -> Iterator[int]:
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

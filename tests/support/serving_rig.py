@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -352,6 +353,7 @@ async def serving_rig(
     max_body_bytes: int = 64 << 20,
     opened: bool = True,
     role: str = "decode",
+    tls: ssl.SSLContext | None = None,
     **model: Any,
 ) -> AsyncIterator[Rig]:
     """A running server; `model` as in `scripted`."""
@@ -359,9 +361,9 @@ async def serving_rig(
     if opened:
         surface.open(made.parts)
     settings = AppSettings(role=role, engine_id="e-1", max_body_bytes=max_body_bytes, api_key=api_key)
-    server = HttpServer(build_app(surface, made.metrics, settings), "127.0.0.1", 0, drain_s=1.0)
+    server = HttpServer(build_app(surface, made.metrics, settings), "127.0.0.1", 0, drain_s=1.0, tls=tls)
     await server.start()
-    url = f"http://127.0.0.1:{server.port}"
+    url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.port}"
     try:
         async with aiohttp.ClientSession() as session:
             yield Rig(made.engine, surface, made.metrics, url, session, made.references, made.grammars, made.kv_control)

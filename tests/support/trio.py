@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -42,8 +43,8 @@ def free_port() -> int:
         return port
 
 
-def get_json(url: str, timeout_s: float = 10.0) -> Any:
-    with urllib.request.urlopen(url, timeout=timeout_s) as response:
+def get_json(url: str, timeout_s: float = 10.0, tls: ssl.SSLContext | None = None) -> Any:
+    with urllib.request.urlopen(url, timeout=timeout_s, context=tls) as response:
         return json.load(response)
 
 
@@ -60,16 +61,17 @@ def post_json(url: str, body: Mapping[str, Any], timeout_s: float = 120.0) -> tu
 
 @dataclass
 class Trio:
-    """Three running processes and how to talk to them."""
+    """Three running processes and how to talk to them; over TLS where `tls` is given."""
 
     config: Path
     ports: dict[str, int]
     logs: Path
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    tls: ssl.SSLContext | None = None
 
     def url(self, role: str) -> str:
-        return f"http://127.0.0.1:{self.ports[role]}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.ports[role]}"
 
     def start(self, role: str) -> None:
         with (self.logs / f"{role}.log").open("ab") as log:
@@ -98,7 +100,7 @@ class Trio:
             if process.poll() is not None:
                 raise AssertionError(f"{role} exited with {process.returncode}:\n{self.log(role)}")
             try:
-                get_json(self.url(role) + "/ready", timeout_s=2.0)
+                get_json(self.url(role) + "/ready", timeout_s=2.0, tls=self.tls)
                 return
             except (OSError, ValueError):
                 if time.monotonic() > give_up_at:
@@ -110,7 +112,7 @@ class Trio:
 
     def metrics(self, role: str) -> dict[str, float]:
         """Sample name with its labels (`name{a="b"}`, labels sorted) → value."""
-        with urllib.request.urlopen(self.url(role) + "/metrics", timeout=10) as response:
+        with urllib.request.urlopen(self.url(role) + "/metrics", timeout=10, context=self.tls) as response:
             text = response.read().decode()
         samples: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
@@ -124,7 +126,7 @@ class Trio:
         return sum(value for key, value in self.metrics(role).items() if key.split("{")[0] == name)
 
 
-def write_config(folder: Path, ports: Mapping[str, int], overrides: Mapping[str, Any]) -> Path:
+def write_config(folder: Path, ports: Mapping[str, int], overrides: Mapping[str, Any], scheme: str = "http") -> Path:
     """One YAML file for the three roles; `overrides` maps section → keys."""
     sections: dict[str, dict[str, Any]] = {
         "engine": dict(ENGINE),
@@ -134,8 +136,8 @@ def write_config(folder: Path, ports: Mapping[str, int], overrides: Mapping[str,
             "host": "127.0.0.1",
             "port": ports["proxy"],
             "fleet": {
-                "prefill": [f"http://127.0.0.1:{ports['prefill']}"],
-                "decode": [f"http://127.0.0.1:{ports['decode']}"],
+                "prefill": [f"{scheme}://127.0.0.1:{ports['prefill']}"],
+                "decode": [f"{scheme}://127.0.0.1:{ports['decode']}"],
             },
         },
     }
@@ -152,12 +154,16 @@ def running_trio(
     overrides: Mapping[str, Any] | None = None,
     roles: tuple[str, ...] = ROLES,
     environment: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Trio]:
-    """Start the roles, wait until they are ready, stop them at the end; they get `environment`, or this process'."""
+    """Start the roles, wait until they are ready, stop them at the end; they get `environment`, or this process'.
+
+    With `tls`, they are asked over it; that they speak it is for `overrides` to say.
+    """
     ports = {role: free_port() for role in ROLES}
     folder.mkdir(parents=True, exist_ok=True)
-    config = write_config(folder, ports, overrides or {})
-    trio = Trio(config, ports, folder, environment=dict(os.environ if environment is None else environment))
+    config = write_config(folder, ports, overrides or {}, "http" if tls is None else "https")
+    trio = Trio(config, ports, folder, environment=dict(os.environ if environment is None else environment), tls=tls)
     try:
         for role in roles:
             trio.start(role)

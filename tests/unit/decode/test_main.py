@@ -8,6 +8,7 @@ from decode.main import main, read
 from decode.role import kv_readings
 from kv_transfer.interface import FailureCause
 from kv_transfer.stats import ConsumerStats, HistogramValue
+from tests.support.certificates import self_signed
 
 
 def write(path: Path, text: str) -> str:
@@ -61,3 +62,23 @@ def test_pulls_are_shown_with_their_histogram():
     assert 'pd_kv_handshakes_total{event="begun"} 1.0' in text
     assert "pd_kv_peers_ready 1.0" in text
     assert 'pd_kv_pull_failures_total{cause="timeout"} 1.0' in text
+
+
+def test_files_of_tls_start_at_the_config_s_folder_and_a_missing_one_is_named(tmp_path: Path):
+    self_signed(tmp_path)
+    text = "engine: {model: m.gguf}\ndecode: {tls: {cert_file: %s, key_file: key.pem}}\n"
+    assert read(write(tmp_path, text % "cert.pem")).tls is not None
+    with pytest.raises(ConfigError, match=r"decode\.tls\.cert_file.*gone\.pem"):
+        read(write(tmp_path, text % "gone.pem"))
+    with pytest.raises(ConfigError, match=r"decode\.tls\.cert_file.*missing"):
+        read(write(tmp_path, "engine: {model: m.gguf}\ndecode: {tls: {key_file: key.pem}}\n"))
+
+
+def test_p_is_asked_over_tls_only_where_the_file_says_so(tmp_path: Path):
+    self_signed(tmp_path)
+    engine = "engine: {model: m.gguf}\n"
+    assert read(write(tmp_path, engine)).prefill_tls is None
+    assert read(write(tmp_path, engine + "decode: {prefill_tls: {}}\n")).prefill_tls is not None
+    assert read(write(tmp_path, engine + "decode: {prefill_tls: {ca_file: cert.pem}}\n")).prefill_tls is not None
+    with pytest.raises(ConfigError, match=r"decode\.prefill_tls\.ca_file.*gone"):
+        read(write(tmp_path, engine + "decode: {prefill_tls: {ca_file: gone}}\n"))

@@ -1,8 +1,10 @@
 """The HTTP side of the handshake against real sockets: it ends within its time, with an answer or a cause."""
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from kv_transfer.compatibility import Fingerprint
 from kv_transfer.handshake import HandshakeVisit
 from kv_transfer.handshake_client import HttpHandshakeClient, PeerAddress
 from kv_transfer.interface import EngineIdentity
+from tests.support.certificates import self_signed
 from tests.support.kv_pair import FINGERPRINT, SECRET, Pair
 from tests.support.kv_process import http_port
 
@@ -31,6 +34,28 @@ def test_both_phases_over_a_real_port(client: HttpHandshakeClient) -> None:
     with http_port(Pair().producer, 0) as port:
         answer = client.begin(PeerAddress("127.0.0.1", port), a_visit(), 5).result(10)
     assert answer.engine_id == "P1"
+
+
+def test_a_p_that_speaks_tls_is_asked_over_it_when_its_certificate_is_trusted(tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
+    clients = [HttpHandshakeClient(certificate.client()), HttpHandshakeClient(ssl.create_default_context())]
+    with http_port(Pair().producer, 0, certificate.server()) as port:
+        trusting, doubting = (client.begin(PeerAddress("127.0.0.1", port), a_visit(), 5) for client in clients)
+        assert trusting.result(10).engine_id == "P1"
+        with pytest.raises(HandshakeFailed, match="certificate"):
+            doubting.result(10)
+    for client in clients:
+        client.close()
+
+
+def test_tls_and_plain_http_do_not_meet(client: HttpHandshakeClient, tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
+    over_tls = HttpHandshakeClient(certificate.client())
+    with http_port(Pair().producer, 0, certificate.server()) as tls, http_port(Pair().producer, 0) as plain:
+        for asker, port in ((client, tls), (over_tls, plain)):
+            with pytest.raises(HandshakeFailed):
+                asker.begin(PeerAddress("127.0.0.1", port), a_visit(), 5).result(10)
+    over_tls.close()
 
 
 def test_the_second_phase_never_happens_when_the_first_finds_a_difference(client: HttpHandshakeClient) -> None:

@@ -8,6 +8,7 @@ from kv_transfer.interface import ReleaseCause
 from kv_transfer.stats import ProducerStats
 from prefill.main import main, read
 from prefill.role import kv_readings
+from tests.support.certificates import self_signed
 
 
 def write(path: Path, text: str) -> str:
@@ -62,3 +63,13 @@ def test_leases_are_shown_by_how_they_ended():
     assert "pd_leases_held 2.0" in text
     assert 'pd_leases_released_total{cause="read"} 3.0' in text
     assert 'pd_kv_stray_notifications_total{kind="late"} 4.0' in text
+
+
+def test_files_of_tls_start_at_the_config_s_folder_and_a_missing_one_is_named(tmp_path: Path):
+    self_signed(tmp_path)
+    text = "engine: {model: m.gguf}\nprefill: {tls: {cert_file: %s, key_file: key.pem}}\n"
+    assert read(write(tmp_path, text % "cert.pem")).tls is not None
+    with pytest.raises(ConfigError, match=r"prefill\.tls\.cert_file.*gone\.pem"):
+        read(write(tmp_path, text % "gone.pem"))
+    with pytest.raises(ConfigError, match=r"prefill\.tls\.cert_file.*missing"):
+        read(write(tmp_path, "engine: {model: m.gguf}\nprefill: {tls: {key_file: key.pem}}\n"))

@@ -147,3 +147,11 @@ def test_ctrl_c_while_starting_stops_everything(tmp_path: Path):
     process.stderr.close()
     assert process.wait(timeout=60) == 0
     assert "SIGINT: stopping" in rest
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "proxy"])
+def test_processes_that_would_answer_over_tls_only_are_refused_by_name(tmp_path: Path, role: str) -> None:
+    file = tmp_path / "pd.yaml"
+    file.write_text(f"engine: {{model: m.gguf}}\n{role}: {{tls: {{cert_file: c.pem}}}}\n")
+    with pytest.raises(ConfigError, match=f"{role}.tls.*one by one"):
+        plan_children(str(file))
