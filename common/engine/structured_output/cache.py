@@ -29,7 +29,8 @@ class CacheEntry:
         unenforced: see `Ticket.unenforced`.
         settled_s: when it entered.
         num_uses: matchers started from it.
-        compile_s: how long its compilation took.
+        compile_s: how long its compilation took in this process.
+        grammar_bytes: memory of the grammar where a probe has told; otherwise the grammar is asked.
     """
 
     grammar: CompiledGrammar | None = None
@@ -39,13 +40,15 @@ class CacheEntry:
     settled_s: float = 0.0
     num_uses: int = 0
     compile_s: float = 0.0
+    grammar_bytes: int | None = None
 
     @property
     def num_bytes(self) -> int:
         """What it weighs, without its key."""
         if self.grammar is not None:
             slow_bytes = int(max(self.compile_s - _QUICK_S, 0.0) * _BYTES_PER_SLOW_S)
-            return self.grammar.num_bytes + slow_bytes + _ENTRY_OVERHEAD_BYTES
+            grammar_bytes = self.grammar.num_bytes if self.grammar_bytes is None else self.grammar_bytes
+            return grammar_bytes + slow_bytes + _ENTRY_OVERHEAD_BYTES
         return len(str(self.error)) + _ENTRY_OVERHEAD_BYTES
 
 

@@ -1,7 +1,7 @@
 """outlines-core behind the backend port: one automaton over tokens, built whole before the first mask.
 
 Owns: the only import of `outlines_core`. Masks are look-ups in a table; building it takes a walk through the vocabulary
-per state (0.8 ms with 49k tokens), so it is built in the probe, which hands it over.
+per state (0.8 ms with 49k tokens), so it is built in the probe, which hands it over unless it is large.
 Takes regexes, choices and JSON schemas that are regular (`exactness`). 0.2.14 loses continuations of a complete text
 through an incomplete one (`a(bc)?` never reaches `abc`): it then allows less than was asked for, never more.
 """
@@ -61,18 +61,25 @@ class OutlinesMatcher:
 class OutlinesGrammar:
     """A built index."""
 
-    def __init__(self, index: outlines_core.Index, num_packed_bytes: int) -> None:
-        self.index = index
-        self._num_bytes = 4 * num_packed_bytes
+    def __init__(self, index: outlines_core.Index) -> None:
+        self._index = index
+        self._num_packed_bytes: int | None = None
+
+    def packed(self) -> bytes:
+        """The bytes that pickling the index would hold; the library keeps the interpreter while it writes them."""
+        packed: bytes = self._index.__reduce__()[1][0]
+        self._num_packed_bytes = len(packed)
+        return packed
 
     @property
     def num_bytes(self) -> int:
         """Its packed size, times what hash tables take."""
-        return self._num_bytes
+        num_packed = len(self.packed()) if self._num_packed_bytes is None else self._num_packed_bytes
+        return 4 * num_packed
 
     def start(self) -> OutlinesMatcher:
         """A guide at the initial state."""
-        return OutlinesMatcher(outlines_core.Guide(self.index, _MAX_ROLLBACK_TOKENS))
+        return OutlinesMatcher(outlines_core.Guide(self._index, _MAX_ROLLBACK_TOKENS))
 
 
 class OutlinesBackend:
@@ -101,17 +108,17 @@ class OutlinesBackend:
             index = outlines_core.Index(self._pattern(constraint), self._vocabulary)
         except (ValueError, TypeError, RuntimeError) as error:
             raise ConstraintRejected(" ".join(str(error).split())[:400], constraint.field) from error
-        return OutlinesGrammar(index, len(_packed(index)))
+        return OutlinesGrammar(index)
 
     def pack(self, grammar: CompiledGrammar) -> bytes:
-        """The index as the library serialises it: some milliseconds where building takes seconds."""
+        """The index as the library serialises it: milliseconds per megabyte, where building takes seconds."""
         if not isinstance(grammar, OutlinesGrammar):
             raise TypeError(f"not a grammar of this backend: {type(grammar).__name__}")
-        return _packed(grammar.index)
+        return grammar.packed()
 
     def unpack(self, data: bytes) -> OutlinesGrammar:
         """The index from `pack`."""
-        return OutlinesGrammar(outlines_core.Index.from_binary(data), len(data))
+        return OutlinesGrammar(outlines_core.Index.from_binary(data))
 
     def _pattern(self, constraint: Constraint) -> str:
         kind, value = constraint.kind, constraint.value
@@ -138,12 +145,6 @@ class OutlinesBackend:
         if not isinstance(matcher, OutlinesMatcher):
             raise TypeError(f"not a matcher of this backend: {type(matcher).__name__}")
         return matcher.native
-
-
-def _packed(index: outlines_core.Index) -> bytes:
-    """The bytes that pickling it would hold."""
-    packed: bytes = index.__reduce__()[1][0]
-    return packed
 
 
 def _refuse_prefixes(constraint: Constraint) -> None:

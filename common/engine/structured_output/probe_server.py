@@ -18,7 +18,7 @@ from typing import NoReturn
 import numpy as np
 
 from common.clock import Clock, SystemClock
-from common.engine.structured_output.backend import Backend, BackendMatcher, FillRow, PortableBackend
+from common.engine.structured_output.backend import Backend, BackendMatcher, CompiledGrammar, FillRow, PortableBackend
 from common.engine.structured_output.backends import BackendSet
 from common.engine.structured_output.lean_import import standing_in
 from common.engine.structured_output.probe_wire import (
@@ -42,6 +42,8 @@ _WALK_TOKENS = 16
 _UNLIMITED_STACK_BYTES = 2 << 20
 """What glibc gives a thread where the stack has no limit."""
 _JOB_READ_TIMEOUT_S = 30.0
+_MAX_PACKED_BYTES = 16 << 20
+"""Unpacking holds the interpreter, 2.4 ms per MB: what is larger is compiled again, beside the step loop."""
 
 
 def main() -> None:
@@ -105,7 +107,8 @@ def _run(job: ProbeJob, backend: Backend, vocabulary: Vocabulary, clock: Clock) 
         grammar = backend.compile(job.constraint)
         compile_s = clock.now_s() - started_s
         worst_fill_s = _walk(backend, grammar.start(), vocabulary, clock)
-        packed = backend.pack(grammar) if isinstance(backend, PortableBackend) else None
+        packed = _packed(backend, grammar)
+        num_bytes = grammar.num_bytes
     except ConstraintRejected as error:
         verdict = ProbeVerdict.OUT_OF_MEMORY if "bad_alloc" in error.message else ProbeVerdict.REJECTED
         return ProbeReport(verdict=verdict, reason=error.message)
@@ -113,7 +116,18 @@ def _run(job: ProbeJob, backend: Backend, vocabulary: Vocabulary, clock: Clock) 
         return ProbeReport(verdict=ProbeVerdict.OUT_OF_MEMORY)
     except Exception as error:  # noqa: BLE001 whatever else a library throws is reported, not lost with the process
         return ProbeReport(verdict=ProbeVerdict.CRASHED, reason=f"{type(error).__name__}: {error}")
-    return ProbeReport(verdict=ProbeVerdict.COMPILED, compile_s=compile_s, worst_fill_s=worst_fill_s, packed=packed)
+    return ProbeReport(
+        verdict=ProbeVerdict.COMPILED,
+        compile_s=compile_s,
+        worst_fill_s=worst_fill_s,
+        num_bytes=num_bytes,
+        packed=packed,
+    )
+
+
+def _packed(backend: Backend, grammar: CompiledGrammar) -> bytes | None:
+    packed = backend.pack(grammar) if isinstance(backend, PortableBackend) else None
+    return packed if packed is None or len(packed) <= _MAX_PACKED_BYTES else None
 
 
 def _walk(backend: Backend, matcher: BackendMatcher, vocabulary: Vocabulary, clock: Clock) -> float:

@@ -82,13 +82,15 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
         reason: why, when it was not compiled.
         compile_s: seconds of the compile itself.
         worst_fill_s: slowest mask of a short walk through the grammar.
-        packed: the grammar, of a backend that can hand it over (`PortableBackend`); None of others.
+        num_bytes: memory that the grammar holds, as its backend estimates.
+        packed: the grammar, of a backend that can hand it over (`PortableBackend`) and not too large for that.
     """
 
     verdict: ProbeVerdict
     reason: str = ""
     compile_s: float = 0.0
     worst_fill_s: float = 0.0
+    num_bytes: int = 0
     packed: bytes | None = None
 
 

@@ -245,11 +245,14 @@ class LocalGrammarService:
                 error = refused
             else:
                 compile_s = self._clock.now_s() - started_s
-                if first_report is not None and first_report.packed is not None:
-                    compile_s += first_report.compile_s
-                self._observer.compiled(attempt.backend, "ready", compile_s)
+                in_probe_s = first_report.compile_s if first_report is not None and first_report.packed else 0.0
+                self._observer.compiled(attempt.backend, "ready", in_probe_s + compile_s)
                 entry = CacheEntry(
-                    grammar=grammar, backend=attempt.backend, unenforced=attempt.unenforced, compile_s=compile_s
+                    grammar=grammar,
+                    backend=attempt.backend,
+                    unenforced=attempt.unenforced,
+                    compile_s=compile_s,
+                    grammar_bytes=None if first_report is None else first_report.num_bytes,
                 )
                 self._settle(ticket, entry)
                 return
@@ -265,14 +268,14 @@ class LocalGrammarService:
     def _probed(self, ticket: Ticket, attempt: Attempt, *, is_first_look: bool) -> ProbeReport | None:
         """The report after which compiling here is safe; None: not known after a first look; otherwise raises why not.
 
-        Where the probe cannot hand over what it compiled, it may take half of the time that is left: the other half is
-        for doing it again in this process, where nothing ends it. So what may not be done again in what is left by then
-        counts as too slow, too.
+        Where the probe cannot hand over what it compiles, it may take half of the time that is left: the other half is
+        for doing it again in this process, where nothing ends it. So what is not handed over and may not be done again
+        in what is left by then counts as too slow, too.
         """
-        is_handed_over = isinstance(self._backends.get(attempt.backend), PortableBackend)
+        is_portable = isinstance(self._backends.get(attempt.backend), PortableBackend)
         left_s = ticket.asked_s + self._config.compile_timeout_s - self._clock.now_s()
         self._probe.load(attempt.backend)
-        probe_s = max(left_s, 0.0) / (1 if is_handed_over else 2)
+        probe_s = max(left_s, 0.0) / (1 if is_portable else 2)
         look_s = min(probe_s, _FIRST_LOOK_S) if is_first_look else probe_s
         deadline = Deadline.after(self._clock, look_s)
         report = self._probe.try_compile(attempt.backend, attempt.constraint, deadline)
@@ -280,7 +283,7 @@ class LocalGrammarService:
             return None
         if report.verdict is ProbeVerdict.COMPILED:
             left_s = ticket.asked_s + self._config.compile_timeout_s - self._clock.now_s()
-            if is_handed_over or report.compile_s * _SLOWER_HERE <= left_s:
+            if report.packed is not None or report.compile_s * _SLOWER_HERE <= left_s:
                 return report
             report = msgspec.structs.replace(report, verdict=ProbeVerdict.TIMED_OUT)
         outcome = "rejected" if report.verdict is ProbeVerdict.REJECTED else "limit"

@@ -78,3 +78,11 @@ def test_what_took_long_to_compile_is_taken_to_hold_more_than_its_text_says() ->
     quick = cache.num_bytes
     cache.put(key("slow"), entry(compile_s=0.5))
     assert cache.num_bytes - quick > 100 << 20
+
+
+def test_what_a_probe_has_weighed_is_not_weighed_again() -> None:
+    cache = GrammarCache(capacity_bytes=1 << 30, unused_ttl_s=60.0)
+    cache.put(key("asked"), entry(num_bytes=10_000))
+    asked = cache.num_bytes
+    cache.put(key("told!"), entry(num_bytes=10_000, grammar_bytes=70_000))
+    assert cache.num_bytes - 2 * asked == 60_000

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import psutil
 import pytest
 
 from common.clock import Deadline, SystemClock
+from common.engine.structured_output import probe_server
 from common.engine.structured_output.door import MAX_NESTING, MAX_VALUE_BYTES
 from common.engine.structured_output.grammar import CompileState
 from common.engine.structured_output.probe_wire import ProbeReport, ProbeVerdict
@@ -222,6 +224,24 @@ def test_what_the_probe_hands_over_is_not_compiled_again_and_may_take_all_the_ti
         assert accepts(service, Constraint(kind=ConstraintKind.REGEX, value="c{9}"), "abab")
     finally:
         service.close()
+
+
+@dataclass
+class Portable:
+    """A backend whose every grammar packs into `num_bytes`."""
+
+    num_bytes: int
+
+    def pack(self, grammar: object) -> bytes:
+        return bytes(self.num_bytes)
+
+    def unpack(self, data: bytes) -> None:
+        raise AssertionError("not in a probe")
+
+
+def test_a_probe_keeps_what_would_take_long_to_unpack_beside_the_step_loop() -> None:
+    assert probe_server._packed(Portable(1_000), None) == bytes(1_000)  # type: ignore[arg-type]
+    assert probe_server._packed(Portable(17 << 20), None) is None  # type: ignore[arg-type]
 
 
 def test_a_time_out_is_not_remembered_as_invalid(hasty_service: LocalGrammarService) -> None:
