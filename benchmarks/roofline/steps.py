@@ -127,12 +127,14 @@ class StepBench:
             while num_done < target * num_seqs:  # all of them advance together once their prompts are computed
                 num_done += sum(len(delta.token_ids) for delta in core.step().deltas)
             outside_s, forward_s = [], []
-            for _ in range(WINDOW):
-                spent_s, start_s = model.spent_s, self._clock_s()
-                num_done += sum(len(delta.token_ids) for delta in core.step().deltas)
-                total_s, inside_s = self._clock_s() - start_s, model.spent_s - spent_s
-                forward_s.append(inside_s)
-                outside_s.append(total_s - inside_s)
+            with torch.inference_mode():  # as the step loop does
+                for _ in range(WINDOW):
+                    spent_s, start_s = model.spent_s, self._clock_s()
+                    deltas = core.step().deltas
+                    total_s, inside_s = self._clock_s() - start_s, model.spent_s - spent_s
+                    num_done += sum(len(delta.token_ids) for delta in deltas)
+                    forward_s.append(inside_s)
+                    outside_s.append(total_s - inside_s)
             figures.append(
                 StepFigure(
                     model=self._dtype if is_real else "none",

@@ -5,19 +5,18 @@ a request was sampled as if the first j drafted tokens had been accepted, so its
 Does not know: blocks, deltas, other requests.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import msgspec
 
 from common.engine.outputs import PositionLogprobs
 from common.engine.scheduling.sequence import Request
 from common.engine.settings import CoreSettings
 from common.engine.step import SampledTokens, ScheduledChunk
 from common.engine.stop import Ending, check_stop
+from common.engine.structured_output.grammar import Matcher
 from common.errors import EngineError, GrammarDesynced, NoTokenAllowed, PDError
 
 
-@dataclass(slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """What a request got out of a step.
 
     Attributes:
@@ -27,8 +26,8 @@ class Kept:
         error: what went wrong behind them; ends it.
     """
 
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
     ending: Ending | None = None
     error: PDError | None = None
 
@@ -42,37 +41,36 @@ def keep_sampled(chunk: ScheduledChunk, first_row: int, sampled: SampledTokens, 
         sampled: of the whole step.
         settings: where outputs end.
     """
-    request, kept = chunk.request, Kept()
-    for place in range(chunk.num_samples):
-        row = first_row + place
-        token_id = sampled.token_ids[row]
-        if row in sampled.failed_rows:
-            kept.error = NoTokenAllowed("no token is allowed")
-        else:
-            kept.error = _accept(request, token_id)
-        if kept.error is not None:
+    kept = _keep_one(chunk.request, first_row, sampled, settings)
+    if not chunk.draft:
+        return kept
+    token_ids, logprobs = kept.token_ids, kept.logprobs
+    for place, drafted in enumerate(chunk.draft, 1):
+        if kept.error is not None or kept.ending is not None or token_ids[-1] != drafted:
             break
-        request.token_ids.append(token_id)
-        kept.token_ids.append(token_id)
-        logprobs = sampled.logprobs[row]
-        if logprobs is not None:
-            kept.logprobs.append(logprobs)
-        kept.ending = check_stop(request, settings.eos_token_ids, settings.max_model_len_tokens)
-        if kept.ending is not None or not _came_true(chunk.draft, place, token_id):
-            break
-    return kept
+        kept = _keep_one(chunk.request, first_row + place, sampled, settings)
+        token_ids += kept.token_ids
+        logprobs += kept.logprobs
+    return Kept(token_ids, logprobs, kept.ending, kept.error)
 
 
-def _came_true(draft: Sequence[int], place: int, token_id: int) -> bool:
-    return place < len(draft) and draft[place] == token_id
+def _keep_one(request: Request, row: int, sampled: SampledTokens, settings: CoreSettings) -> Kept:
+    token_id = sampled.token_ids[row]
+    if row in sampled.failed_rows:
+        return Kept(error=NoTokenAllowed("no token is allowed"))
+    error = None if request.matcher is None else _accept(request.matcher, token_id)
+    if error is not None:
+        return Kept(error=error)
+    request.token_ids.append(token_id)
+    logprobs = sampled.logprobs[row]
+    ending = check_stop(request, settings.eos_token_ids, settings.max_model_len_tokens)
+    return Kept((token_id,), () if logprobs is None else (logprobs,), ending)
 
 
-def _accept(request: Request, token_id: int) -> PDError | None:
-    """Advance the request's matcher; what went wrong, or None."""
-    if request.matcher is None:
-        return None
+def _accept(matcher: Matcher, token_id: int) -> PDError | None:
+    """Advance a request's matcher; what went wrong, or None."""
     try:
-        accepted = request.matcher.accept((token_id,))
+        accepted = matcher.accept((token_id,))
     except Exception as error:  # noqa: BLE001 - grammar libraries raise anything; it is this request's failure
         return as_engine_error(error, "the grammar broke")
     return None if accepted else GrammarDesynced(f"token {token_id} was sampled but its grammar refuses it")

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TypeVar
 
 import structlog
+import torch
 
 from common.clock import Clock
 from common.engine.core import EngineCore
@@ -261,6 +262,10 @@ class AsyncEngine:
     # -- step loop ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with torch.inference_mode():
+            self._step_until_closed()
+
+    def _step_until_closed(self) -> None:
         while (commands := self._wait()) is not None:
             try:
                 result = self._turn(commands)

@@ -26,7 +26,7 @@ from common.engine.settings import CoreSettings
 from common.engine.snapshot import take_snapshot
 from common.engine.speculation.drafter import Drafter
 from common.engine.status import EngineStatus
-from common.engine.step import SampledTokens, SamplerPort, ScheduledChunk, StepPlan, StepResult
+from common.engine.step import SampledTokens, SamplerPort, StepPlan, StepResult
 from common.engine.step_timer import StepPart, StepTimer
 from common.engine.structured_output.grammar import CompileState, GrammarService, GrammarTicket
 from common.errors import EngineError, NotSupported, PDError, TransferError
@@ -154,17 +154,19 @@ class EngineCore:
     # -- the step ----------------------------------------------------------------------------------------------------
 
     def step(self) -> StepResult:
-        """Do one step; returns at once when there is nothing to compute."""
-        with torch.inference_mode():
-            self._poll()
-            self._timer.start()
-            plan = self.scheduler.plan()
-            has_refused = self._transfer(plan)
-            self._timer.lap(StepPart.PLAN)
-            if plan.chunks:
-                self._compute(plan)
-            elif plan.left:
-                self._runner.follow(plan)
+        """Do one step; returns at once when there is nothing to compute. Many steps share one `inference_mode`."""
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.step()
+        self._poll()
+        self._timer.start()
+        plan = self.scheduler.plan()
+        has_refused = self._transfer(plan)
+        self._timer.lap(StepPart.PLAN)
+        if plan.chunks:
+            self._compute(plan)
+        elif plan.left:
+            self._runner.follow(plan)
         deltas, self._deltas = tuple(self._deltas), []
         return StepResult(deltas=deltas, started=plan.started, did_work=bool(plan.chunks or plan.left or has_refused))
 
@@ -244,39 +246,43 @@ class EngineCore:
             return
         self.scheduler.apply(plan)
         if sampled is not None:
-            self._keep([chunk for chunk in plan.chunks if chunk.samples], sampled)
+            self._keep(plan, sampled)
         self._timer.lap(StepPart.APPLY)
 
     # -- what a step gave --------------------------------------------------------------------------------------------
 
-    def _keep(self, sampling: Sequence[ScheduledChunk], sampled: SampledTokens) -> None:
+    def _keep(self, plan: StepPlan, sampled: SampledTokens) -> None:
         """Accept the sampled tokens, one request at a time; an error is that request's alone."""
         going_on: list[tuple[Request, Sequence[int]]] = []
-        first_row = 0
-        for chunk in sampling:
-            kept = keep_sampled(chunk, first_row, sampled, self.settings)
-            first_row += chunk.num_samples
-            self._count(chunk, kept)
+        first_row = num_tokens = 0
+        for chunk in plan.chunks:
+            if not chunk.samples:
+                continue
+            request, kept = chunk.request, keep_sampled(chunk, first_row, sampled, self.settings)
+            first_row += 1 + len(chunk.draft)
+            num_tokens += len(kept.token_ids)
+            if chunk.draft:
+                self.scheduler.settle_draft(request, len(chunk.draft), max(len(kept.token_ids) - 1, 0))
             if kept.error is None and kept.ending is None:
-                going_on.append((chunk.request, kept.token_ids))
+                going_on.append((request, kept.token_ids))
             if kept.token_ids:
-                self._emit(chunk.request, kept)
+                self._emit(request, kept)
             if kept.error is not None:
-                self._end(chunk.request, FinishReason.ERROR, kept.error)
-        self._runner.record(going_on)
-
-    def _count(self, chunk: ScheduledChunk, kept: Kept) -> None:
-        """Tell whoever drafted, and whoever counts, what came of the chunk."""
-        counters, num_right = self.scheduler.counters, max(len(kept.token_ids) - 1, 0)
-        counters.num_generated_tokens += len(kept.token_ids)
-        if chunk.draft:
-            counters.num_draft_tokens += len(chunk.draft)
-            counters.num_accepted_draft_tokens += num_right
-            self.scheduler.settle_draft(chunk.request, len(chunk.draft), num_right)
+                self._end(request, FinishReason.ERROR, kept.error)
+        self.scheduler.counters.num_generated_tokens += num_tokens
+        if plan.is_decode and len(going_on) == len(plan.chunks):
+            self._runner.record_all(sampled.token_ids)
+        else:
+            self._runner.record(going_on)
 
     def _emit(self, request: Request, kept: Kept) -> None:
         ending = kept.ending
-        is_first = request.num_output_tokens == len(kept.token_ids)
+        is_first = len(request.token_ids) - request.num_prompt_tokens == len(kept.token_ids)
+        if ending is None and not is_first:  # nearly always
+            name, index = request.request_id, request.index
+            delta = TokenDelta(request_id=name, index=index, token_ids=kept.token_ids, logprobs=kept.logprobs)
+            self._deltas.append(delta)
+            return
         if is_first:
             request.timeline.mark(Event.FIRST_TOKEN)
         handoff = None
@@ -294,8 +300,8 @@ class EngineCore:
             TokenDelta(
                 request_id=request.request_id,
                 index=request.index,
-                token_ids=tuple(kept.token_ids),
-                logprobs=tuple(kept.logprobs),
+                token_ids=kept.token_ids,
+                logprobs=kept.logprobs,
                 finish=None if ending is None else ending.reason,
                 stop_reason=None if ending is None else ending.stop_reason,
                 handoff=handoff,

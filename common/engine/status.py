@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Seconds spent in each part of the steps that computed something, summed since the start."""
+    """Seconds spent in each part (`StepPart`, in its order) of the steps that computed something, since the start."""
 
     plan: float = 0.0
     forward: float = 0.0

@@ -3,20 +3,21 @@
 Owns: the sums behind `pd_step_seconds`. Does not know: what the parts do.
 """
 
-from enum import Enum
+from enum import IntEnum
+from operator import add
 
 from common.clock import Clock
 from common.engine.status import StepSeconds
 
 
-class StepPart(Enum):
+class StepPart(IntEnum):
     """Parts of a step, in order. On CUDA `FORWARD` is the launch; the device's time shows under `SAMPLE`."""
 
-    PLAN = "plan"
-    FORWARD = "forward"
-    MASK_WAIT = "mask_wait"
-    SAMPLE = "sample"
-    APPLY = "apply"
+    PLAN = 0
+    FORWARD = 1
+    MASK_WAIT = 2
+    SAMPLE = 3
+    APPLY = 4
 
 
 class StepTimer:
@@ -26,12 +27,12 @@ class StepTimer:
         self.num_steps = 0
         self._clock = clock
         self._last_s = 0.0
-        self._laps_s: dict[StepPart, float] = {}
-        self._totals_s = dict.fromkeys(StepPart, 0.0)
+        self._laps_s = [0.0] * len(StepPart)
+        self._totals_s = [0.0] * len(StepPart)
 
     def start(self) -> None:
         """A step begins; forget the laps of one that never reached its end."""
-        self._laps_s = {}
+        self._laps_s = [0.0] * len(StepPart)
         self._last_s = self._clock.now_s()
 
     def lap(self, part: StepPart) -> None:
@@ -41,9 +42,8 @@ class StepTimer:
         self._last_s = now_s
         if part is StepPart.APPLY:
             self.num_steps += 1
-            for each, seconds in self._laps_s.items():
-                self._totals_s[each] += seconds
+            self._totals_s = list(map(add, self._totals_s, self._laps_s))
 
     def totals(self) -> StepSeconds:
         """Sums since the start."""
-        return StepSeconds(**{part.value: seconds for part, seconds in self._totals_s.items()})
+        return StepSeconds(*self._totals_s)

@@ -25,7 +25,15 @@ def check_stop(request: Request, eos_token_ids: frozenset[int], max_model_len_to
 
     A grammar that has ended stops the output even before `min_tokens`: nothing more could be added to it.
     """
-    params, last = request.sampling, request.token_ids[-1]
+    params, token_ids = request.sampling, request.token_ids
+    last = token_ids[-1]
+    if (
+        last not in request.stop_ids
+        and not request.ends_otherwise
+        and len(token_ids) < min(request.longest_tokens, max_model_len_tokens)
+        and (request.matcher is None or not request.matcher.is_terminated())
+    ):
+        return None  # nearly always
     if request.hand_off:
         return Ending(FinishReason.HANDED_OFF)
     if request.matcher is not None and request.matcher.is_terminated():

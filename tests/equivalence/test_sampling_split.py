@@ -5,6 +5,7 @@ And the same again when D checks drafts, whether they are right or wrong.
 
 from dataclasses import fields, replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -111,7 +112,7 @@ def text_of(deltas: list[TokenDelta], params: SamplingParams) -> tuple[str, Fini
 
 def merged(deltas: list[TokenDelta]) -> TokenDelta:
     """All of a choice in one delta, as an answer in one piece sees it."""
-    return replace(
+    return msgspec.structs.replace(
         deltas[-1],
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),

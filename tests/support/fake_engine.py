@@ -123,9 +123,11 @@ def make_engine(
     kv_source: KVSource | None = None,
     kv_sink: KVSink | None = None,
     speculation: SpeculativeConfig | None = None,
+    model: FakeModel | None = None,
 ) -> FakeEngine:
     """A core over `FakeModel`; with `auto` grammars and pulls settle at once."""
-    clock, storage, model, sampler = ManualClock(), fake_storage(num_blocks, block_size), FakeModel(), GreedySampler()
+    clock, storage, sampler = ManualClock(), fake_storage(num_blocks, block_size), GreedySampler()
+    model = model or FakeModel()
     grammars, source, sink = FakeGrammars(auto=auto), FakeSource(storage, auto=auto), FakeSink(block_size)
     settings = CoreSettings(
         max_num_seqs=max_num_seqs,

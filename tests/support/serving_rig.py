@@ -5,7 +5,7 @@ import io
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -105,7 +105,7 @@ class ScriptedEngine:
     def _deltas(self, request: GenerateRequest) -> list[TokenDelta]:
         if request.hand_off:
             delta = self._delta(request, 0, 88, first=True)
-            return [replace(delta, finish=FinishReason.HANDED_OFF, handoff=REFERENCE)]
+            return [msgspec.structs.replace(delta, finish=FinishReason.HANDED_OFF, handoff=REFERENCE)]
         per_choice = [self._choice(request, index) for index in range(request.sampling.n)]
         longest = max(map(len, per_choice))
         return [deltas[step] for step in range(longest) for deltas in per_choice if step < len(deltas)]
@@ -119,8 +119,8 @@ class ScriptedEngine:
             return [*deltas[: self.fail_after], failed]
         if len(tokens) < limit:
             end = self._delta(request, index, EOS_TOKEN_ID, first=not tokens)
-            return [*deltas, replace(end, finish=FinishReason.STOP)]
-        deltas[-1] = replace(deltas[-1], finish=FinishReason.LENGTH)
+            return [*deltas, msgspec.structs.replace(end, finish=FinishReason.STOP)]
+        deltas[-1] = msgspec.structs.replace(deltas[-1], finish=FinishReason.LENGTH)
         return deltas
 
     def _delta(self, request: GenerateRequest, index: int, token: int, *, first: bool) -> TokenDelta:

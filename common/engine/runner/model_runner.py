@@ -14,7 +14,8 @@ import torch
 from common.engine.kv_cache.storage import KvCacheStorage
 from common.engine.model.forward import DecoderModel, ForwardBatch
 from common.engine.runner.input_batch import InputBatch
-from common.engine.step import ScheduledChunk
+from common.engine.runner.kept_decodes import KeptDecodes, placed
+from common.engine.step import ScheduledChunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,11 +25,12 @@ class StepLogits:
     Attributes:
         sampling: `[num_samples, vocab_size]`, in the order of the sampling chunks; behind a chunk's first row one per
             drafted token.
-        prompt: `[num_prompt_logits, vocab_size]`, chunk after chunk; row i of a chunk predicts the token after it.
+        prompt: `[num_prompt_logits, vocab_size]`, chunk after chunk; row i of a chunk predicts the token after it. None
+            for a plain decode.
     """
 
     sampling: torch.Tensor
-    prompt: torch.Tensor
+    prompt: torch.Tensor | None
 
 
 class ModelRunner:
@@ -44,17 +46,33 @@ class ModelRunner:
         self._model = model
         self._storage = storage
         self._batch = batch
+        self._kept: KeptDecodes | None = None
 
-    def forward(self, chunks: Sequence[ScheduledChunk]) -> StepLogits:
-        """Compute the chunks; writes their K and V into the cache. On CUDA it returns before the device is done."""
-        batch = self._build(chunks)
-        num_samples = sum(chunk.num_samples for chunk in chunks)
+    def build(self, plan: StepPlan, *, is_unchanged: bool) -> ForwardBatch:
+        """The batch of the plan's chunks, whose requests have rows.
+
+        Args:
+            plan: with chunks.
+            is_unchanged: it has the requests of the last plan in the same order, and no row has changed since.
+        """
+        kept, self._kept = self._kept, None
+        if plan.is_decode:
+            if not is_unchanged or kept is None or not kept.move_on(plan.chunks):
+                kept = self._build_decodes(plan.chunks)
+            self._kept = kept
+            return kept.batch()
+        return self._build_any(plan.chunks)
+
+    def forward(self, batch: ForwardBatch, plan: StepPlan) -> StepLogits:
+        """Compute the plan's batch; writes its K and V into the cache. On CUDA it returns before the device is done."""
         logits = self._model.forward(batch, self._storage.tensor)
+        if plan.is_decode:
+            return StepLogits(logits, None)
+        num_samples = sum(chunk.num_samples for chunk in plan.chunks)
         return StepLogits(logits[:num_samples], logits[num_samples:])
 
-    def _build(self, chunks: Sequence[ScheduledChunk]) -> ForwardBatch:
-        if all(chunk.num_tokens == 1 and chunk.samples and not chunk.num_prompt_logits for chunk in chunks):
-            return self._build_decodes(chunks)
+    def _build_any(self, chunks: Sequence[ScheduledChunk]) -> ForwardBatch:
+        self._batch.append_blocks(chunk.request for chunk in chunks)
         counts = np.fromiter((chunk.num_tokens for chunk in chunks), dtype=np.int64, count=len(chunks))
         starts = np.fromiter((chunk.start for chunk in chunks), dtype=np.int64, count=len(chunks))
         rows = np.fromiter((self._batch.row(chunk.request) for chunk in chunks), dtype=np.int64, count=len(chunks))
@@ -67,46 +85,32 @@ class ModelRunner:
         slots = blocks.astype(np.int64) * block_size + positions % block_size
         max_blocks = int(self._batch.num_blocks[rows].max())
         return ForwardBatch(
-            token_ids=self._to_device(_tokens(chunks, int(ends[-1]))),
-            positions=self._to_device(positions),
-            slot_mapping=self._to_device(slots),
-            block_tables=self._to_device(self._tables(rows, max_blocks)),
+            token_ids=self._placed(_tokens(chunks, int(ends[-1]))),
+            positions=self._placed(positions),
+            slot_mapping=self._placed(slots),
+            block_tables=self._placed(self._batch.block_tables[rows, :max_blocks]),
             query_start=(0, *ends.tolist()),
             seq_lens=tuple((starts + counts).tolist()),
-            logits_indices=self._to_device(_logits_indices(chunks, query_start.tolist(), ends.tolist())),
+            logits_indices=self._placed(_logits_indices(chunks, query_start.tolist(), ends.tolist())),
         )
 
-    def _build_decodes(self, chunks: Sequence[ScheduledChunk]) -> ForwardBatch:
-        """What `_build` makes of one token per sequence, in a third of the time: most steps are like this."""
-        num_seqs = len(chunks)
+    def _build_decodes(self, chunks: Sequence[ScheduledChunk]) -> KeptDecodes:
+        """What `_build_any` makes of one token per sequence, in a form that can be moved on."""
+        block_size = self._storage.block_size
+        requests = [chunk.request for chunk in chunks]
+        self._batch.append_blocks(requests)
         starts = [chunk.start for chunk in chunks]
-        rows = np.array([self._batch.row(chunk.request) for chunk in chunks], dtype=np.int64)
-        tokens = [chunk.request.token_ids[chunk.start] for chunk in chunks]
-        positions = np.array(starts, dtype=np.int64)
-        block_indices, offsets = np.divmod(positions, self._storage.block_size)
-        slots = self._batch.block_tables[rows, block_indices] * np.int64(self._storage.block_size) + offsets
-        return ForwardBatch(
-            token_ids=self._to_device(np.array(tokens, dtype=np.int64)),
-            positions=self._to_device(positions),
-            slot_mapping=self._to_device(slots),
-            block_tables=self._to_device(self._tables(rows, max(starts) // self._storage.block_size + 1)),
-            query_start=tuple(range(num_seqs + 1)),
-            seq_lens=tuple([start + 1 for start in starts]),
-            logits_indices=self._to_device(np.arange(num_seqs)),
-            is_decode=True,
-        )
+        rows = [self._batch.row(request) for request in requests]
+        tokens = np.empty((3, len(chunks)), dtype=np.int64)
+        tokens[0] = [request.token_ids[start] for request, start in zip(requests, starts, strict=True)]
+        tokens[1] = starts
+        block_indices, offsets = np.divmod(tokens[1], block_size)
+        tokens[2] = self._batch.block_tables[rows, block_indices] * np.int64(block_size) + offsets
+        tables = self._batch.block_tables[rows, : max(starts) // block_size + 1]
+        return KeptDecodes(self._storage, chunks, tokens, tables)
 
-    def _tables(self, rows: npt.NDArray[np.int64], max_blocks: int) -> npt.NDArray[np.int32]:
-        """Block tables of `rows`, cut to the longest: int32 `[len(rows), max_blocks]`, unused entries 0."""
-        tables = self._batch.block_tables[rows, :max_blocks]
-        used = np.arange(max_blocks, dtype=np.int32) < self._batch.num_blocks[rows, None]
-        return np.where(used, tables, np.int32(0))
-
-    def _to_device(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if self._storage.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._storage.device, non_blocking=True)
+    def _placed(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
+        return placed(array, self._storage.device)
 
 
 def _tokens(chunks: Sequence[ScheduledChunk], num_tokens: int) -> npt.NDArray[np.int64]:

@@ -65,6 +65,10 @@ class BatchUpdate:
     moved: tuple[MovedRow, ...] = ()
 
 
+NO_CHANGE = BatchUpdate()
+"""What an update is that changes nothing; the same object whenever the rows and their order stayed, too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LogitsRows:
     """Which persistent row each logits row of a step belongs to; several may belong to one (speculation).

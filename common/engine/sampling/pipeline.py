@@ -65,6 +65,11 @@ class Pipeline:
         if self._thinking:
             self._thinking.record(rows, token_ids)
 
+    def follows_outputs(self) -> bool:
+        """Whether any row of the batch has something that must know every token, so that `record` is needed."""
+        is_thinking = self._thinking is not None and self._thinking.is_used()
+        return is_thinking or self._bad_words.is_used() or self._penalties.is_used()
+
     def leaves_alone(self) -> bool:
         """Whether no row of the batch has anything that changes its logits before the temperature."""
         built_in = (self._allowed, self._bad_words, self._min_tokens, self._logit_bias, self._penalties)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from common.engine.sampling.batch_state import AddedRow, IntArray
-from common.engine.sampling.cpu_kernels.library import DrawnRows
+from common.engine.sampling.cpu_kernels.library import DrawnRows, GreedyRows
 from common.engine.sampling.cuts import Cuts
 from common.engine.sampling.draw import DrawChunk, as_index, chunks_of
 from common.engine.sampling.params import SamplingParams
@@ -44,6 +44,7 @@ class StepPlan:
         logprobs: per logits row, None where nothing is asked.
         logprob_rows: index of the logits rows that ask; None when nobody does.
         token_ids, usable: memory for what a step draws, int64 and bool [R] on the device; every step writes all of it.
+        greedy: `greedy_rows` and that memory, for the kernels; None on other devices.
     """
 
     persistent: tuple[int, ...]
@@ -60,6 +61,7 @@ class StepPlan:
     logprob_rows: slice | torch.Tensor | None
     token_ids: torch.Tensor
     usable: torch.Tensor
+    greedy: GreedyRows | None
 
 
 class RowParameters:
@@ -79,7 +81,6 @@ class RowParameters:
         self._top_p: npt.NDArray[np.float64] = np.ones(max_rows)
         self._min_p: npt.NDArray[np.float32] = np.zeros(max_rows, dtype=np.float32)
         self._seed_key: Keys = np.zeros(max_rows, dtype=np.uint64)
-        self._num_outputs: IntArray = np.zeros(max_rows, dtype=np.int64)
         self._logprobs: list[LogprobRequest | None] = [None] * max_rows
 
     def set(self, added: AddedRow) -> None:
@@ -90,23 +91,14 @@ class RowParameters:
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._seed_key[row] = mix64(added.seed)
-        self._num_outputs[row] = len(added.output_token_ids)
         self._logprobs[row] = self._logprob_request(params)
 
     def move(self, source: int, target: int) -> None:
         """Copy `source` to `target`."""
-        arrays = (self._temperature, self._top_k, self._top_p, self._min_p, self._seed_key, self._num_outputs)
+        arrays = (self._temperature, self._top_k, self._top_p, self._min_p, self._seed_key)
         for array in arrays:
             array[target] = array[source]
         self._logprobs[target] = self._logprobs[source]
-
-    def count_outputs(self, rows: IntArray) -> None:
-        """One more output token of each of the persistent `rows` (no row twice)."""
-        self._num_outputs[rows] += 1
-
-    def positions(self, rows: IntArray) -> IntArray:
-        """Output position of the next token of each persistent row, int64 [len(rows)]."""
-        return self._num_outputs[rows]
 
     def plan(self, rows: Sequence[int]) -> StepPlan:
         """The plan of a step whose logits rows belong to these persistent rows."""
@@ -124,11 +116,14 @@ class RowParameters:
         ]
         wants = tuple(self._logprobs[row] for row in rows)
         asking = [row for row, want in enumerate(wants) if want is not None]
+        greedy_rows = np.flatnonzero(greedy)
+        token_ids = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+        usable = torch.empty(len(rows), dtype=torch.bool, device=self._device)
         return StepPlan(
             persistent=tuple(rows),
             host_rows=host,
             index=self._to_device(host),
-            greedy_rows=np.flatnonzero(greedy),
+            greedy_rows=greedy_rows,
             chunks=tuple(chunks),
             drawn_rows=drawn_rows,
             drawn=as_index(drawn_rows, self._device) if drawn_rows.size else slice(0, 0),
@@ -137,8 +132,9 @@ class RowParameters:
             temperature=None if (scale == 1).all() else self._to_device(scale).unsqueeze(1),
             logprobs=wants,
             logprob_rows=as_index(np.array(asking, dtype=np.int64), self._device) if asking else None,
-            token_ids=torch.empty(len(rows), dtype=torch.int64, device=self._device),
-            usable=torch.empty(len(rows), dtype=torch.bool, device=self._device),
+            token_ids=token_ids,
+            usable=usable,
+            greedy=GreedyRows(greedy_rows, token_ids, usable) if self._device.type == "cpu" else None,
         )
 
     def _chunk(self, piece: IntArray, host: IntArray, *, cuts: bool) -> DrawChunk:

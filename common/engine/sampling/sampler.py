@@ -6,15 +6,16 @@ know requests' text, KV or grammars beyond their bitmasks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+import msgspec
 import numpy as np
 import torch
 
 from common.engine.outputs import PositionLogprobs
 from common.engine.sampling.batch_state import AddedRow, BatchUpdate, LogitsRows
-from common.engine.sampling.cpu_kernels.library import kernels_for
+from common.engine.sampling.cpu_kernels.library import GreedyRows, SamplingKernels, kernels_for
 from common.engine.sampling.draw import Drawer
 from common.engine.sampling.grammar_mask import allows_only, apply_bitmask
 from common.engine.sampling.logprobs import position_logprobs
@@ -27,8 +28,10 @@ from common.engine.sampling.row_parameters import RowParameters, StepPlan
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleOutput:
+NO_ROWS: frozenset[int] = frozenset()
+
+
+class SampleOutput(msgspec.Struct, frozen=True):
     """What a step sampled.
 
     Attributes:
@@ -77,6 +80,7 @@ class Sampler:
         self._drawer = Drawer(vocab_size, device)
         self._raw_memory = torch.empty(0, vocab_size, device=device)
         self._plan: StepPlan | None = None
+        self._follows_outputs = False
         self._takes_highest = False  # all rows of the plan want their highest logit and nothing else
 
     def update_batch(self, update: BatchUpdate) -> None:
@@ -89,6 +93,7 @@ class Sampler:
             self._outputs[moved.target] = self._outputs.pop(moved.source)
             self._parameters.move(moved.source, moved.target)
         self._pipeline.update_state(replace(update, added=added))
+        self._follows_outputs = self._pipeline.follows_outputs()
 
     def sample(
         self,
@@ -108,15 +113,19 @@ class Sampler:
             drafts: tokens assumed accepted before each logits row beyond the recorded ones; empty: none.
         """
         if not rows:
-            return SampleOutput([], [], frozenset())
+            return SampleOutput([], [], NO_ROWS)
         plan = self._planned(rows)
         logits = logits.contiguous()
+        if not masked_rows:
+            bitmask = None
+        if self._takes_highest and self._kernels is not None and plan.greedy is not None:
+            return self._take_highest(self._kernels, logits, plan.greedy, bitmask, masked_rows)
         if self._takes_highest:
-            if bitmask is not None and masked_rows:
+            if bitmask is not None:
                 self._mask(logits, bitmask, masked_rows)
             return _output(*self._highest(logits, plan))
         where = self._locate(plan, bitmask, masked_rows, drafts)
-        if bitmask is not None and masked_rows:
+        if bitmask is not None:
             self._mask(logits, bitmask, masked_rows)
         raw = self._raw(logits, plan)
         logits = self._pipeline.change_argmax(logits, where)
@@ -124,16 +133,32 @@ class Sampler:
         output = _output(token_ids, usable)
         if plan.logprob_rows is None:
             return output
-        return replace(output, logprobs=self._report(plan, raw, logits, token_ids, output.failed_rows))
+        logprobs = self._report(plan, raw, logits, token_ids, output.failed_rows)
+        return SampleOutput(output.token_ids, logprobs, output.failed_rows)
+
+    def _take_highest(
+        self,
+        kernels: SamplingKernels,
+        logits: torch.Tensor,
+        greedy: GreedyRows,
+        bitmask: torch.Tensor | None,
+        masked_rows: Sequence[int],
+    ) -> SampleOutput:
+        """`sample` where that is all anybody wants: one call, which reads what may come and writes no logit."""
+        if bitmask is not None:
+            bitmask = bitmask.contiguous()
+            greedy.mask(masked_rows)
+        num_failed = kernels.highest(logits, greedy, bitmask)
+        failed = greedy.failed_rows() if num_failed else NO_ROWS
+        return SampleOutput(greedy.token_list(), [None] * greedy.count, failed)
 
     def record(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         """Tokens were accepted: `token_ids[i]` by persistent row `rows[i]`; a row may come several times, in order."""
         for row, token_id in zip(rows, token_ids, strict=True):
             self._outputs[row].append(token_id)
-        for wave_rows, wave_tokens in _waves(rows, token_ids):
-            host_rows = np.array(wave_rows, dtype=np.int64)
-            self._parameters.count_outputs(host_rows)
-            self._pipeline.record(host_rows, np.array(wave_tokens, dtype=np.int64))
+        if self._follows_outputs:
+            for wave_rows, wave_tokens in _waves(rows, token_ids):
+                self._pipeline.record(np.array(wave_rows, dtype=np.int64), np.array(wave_tokens, dtype=np.int64))
 
     def _added(self, entry: AddedRow) -> AddedRow:
         """Take the row in, and give processors a view of its output that grows."""
@@ -156,7 +181,7 @@ class Sampler:
         masked_rows: Sequence[int],
         drafts: Sequence[Sequence[int]],
     ) -> LogitsRows:
-        positions = self._parameters.positions(plan.host_rows)
+        positions = np.array([len(self._outputs[row]) for row in plan.persistent], dtype=np.int64)
         assumed = tuple(tuple(draft) for draft in drafts) if any(drafts) else ()
         if assumed:
             positions = positions + np.array([len(draft) for draft in assumed])
@@ -214,8 +239,8 @@ class Sampler:
 
     def _highest(self, logits: torch.Tensor, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens int64 [R] and which rows had any, bool [R]; those of greedy rows are written."""
-        if plan.greedy_rows.size and self._kernels is not None:
-            self._kernels.highest(logits, plan.greedy_rows, plan.token_ids, plan.usable)
+        if plan.greedy_rows.size and self._kernels is not None and plan.greedy is not None:
+            self._kernels.highest(logits, plan.greedy)
         elif plan.greedy_rows.size:
             plan.token_ids[:], plan.usable[:] = _highest(logits)
         return plan.token_ids, plan.usable
@@ -249,9 +274,7 @@ def _output(token_ids: torch.Tensor, usable: torch.Tensor) -> SampleOutput:
     """Tokens int64 [R] as they leave, without log probabilities; rows that are not `usable` bool [R] failed."""
     usable_rows = usable.tolist()
     failed = (
-        frozenset()
-        if all(usable_rows)
-        else frozenset(row for row, is_usable in enumerate(usable_rows) if not is_usable)
+        NO_ROWS if all(usable_rows) else frozenset(row for row, is_usable in enumerate(usable_rows) if not is_usable)
     )
     return SampleOutput(token_ids.tolist(), [None] * len(usable_rows), failed)
 

@@ -69,4 +69,9 @@ class PlanDraft:
             pulls=tuple(self.pulls),
             started=tuple(self.started),
             num_tokens=sum(chunk.num_tokens for chunk in self.chunks),
+            is_decode=bool(self.chunks) and all(map(_is_decode, self.chunks)),
         )
+
+
+def _is_decode(chunk: ScheduledChunk) -> bool:
+    return chunk.num_tokens == 1 and chunk.samples and not chunk.num_prompt_logits

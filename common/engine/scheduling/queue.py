@@ -5,7 +5,7 @@ Does not know: what they wait for.
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from common.engine.scheduling.sequence import Request
 
@@ -22,6 +22,10 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         """Oldest first, over a snapshot: members may leave meanwhile."""
         return iter(tuple(self._requests))
+
+    def is_exactly(self, requests: Sequence[Request]) -> bool:
+        """Whether these are its members, in its order."""
+        return self._requests == requests
 
     def __contains__(self, request: Request) -> bool:
         return any(member is request for member in self._requests)

@@ -15,7 +15,8 @@ from common.engine.scheduling.drafting import DraftSource, spare_draft
 from common.engine.scheduling.plan_draft import PlanDraft
 from common.engine.scheduling.preemption import make_room
 from common.engine.scheduling.queue import WaitingQueue
-from common.engine.scheduling.sequence import ChoiceGroup, Request
+from common.engine.scheduling.sequence import Request
+from common.engine.scheduling.steady import SteadyDecodes
 from common.engine.step import StepPlan
 from common.errors import PDError
 from common.ids import BlockId, RequestId
@@ -54,6 +55,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self.drafts = drafts
+        self._steady = SteadyDecodes()
         self._left: list[RequestId] = []
         self._cancelled: list[RequestId] = []
         self._abandoned: list[RequestId] = []
@@ -80,7 +82,9 @@ class Scheduler:
         Returns:
             Every request that ended: itself, and choices that waited to fork from it.
         """
-        ended = [request, *self._drop_held(request)]
+        group = request.group
+        held = group.take_held() if group is not None and group.leader is request else ()
+        ended = [request, *held]
         self._take_out(request)
         for member in ended:
             member.finish(reason, error)
@@ -125,15 +129,20 @@ class Scheduler:
 
     def apply(self, plan: StepPlan) -> None:
         """The plan's forward is done: the tokens of its chunks have their KV, drafted ones until it is known better."""
+        block_size = self.kv.block_size
         for chunk in plan.chunks:
-            request, end = chunk.request, chunk.start + chunk.num_tokens - len(chunk.draft)
+            request, start = chunk.request, chunk.start
+            end = start + chunk.num_tokens - len(chunk.draft)
             request.num_computed_tokens = end
-            self.kv.enter_computed(request.holding, request.token_ids, end)
-            if request.num_preemptions == 0 and chunk.start < request.num_prompt_tokens:
-                self.counters.prompt_tokens_computed += min(end, request.num_prompt_tokens) - chunk.start
+            if end // block_size > request.holding.num_entered:
+                self.kv.enter_computed(request.holding, request.token_ids, end)
+            if start < request.num_prompt_tokens and request.num_preemptions == 0:
+                self.counters.prompt_tokens_computed += min(end, request.num_prompt_tokens) - start
 
     def settle_draft(self, request: Request, num_drafted: int, num_right: int) -> None:
         """So many drafted tokens came true and were appended: all tokens but the last have their KV."""
+        self.counters.num_draft_tokens += num_drafted
+        self.counters.num_accepted_draft_tokens += num_right
         if num_right:
             request.num_computed_tokens = request.num_tokens - 1
             self.kv.enter_computed(request.holding, request.token_ids, request.num_computed_tokens)
@@ -144,17 +153,27 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Decide the next step. Reserves blocks and moves states, computes and sends nothing."""
+        num_running = len(self.running)
+        has_news = self._left or self._cancelled or self._abandoned
+        may_draft = self.drafts is not None and num_running <= self.drafts.max_batch
+        may_admit = self.waiting and num_running + len(self.pulling) < self._max_num_seqs
+        plan = None if has_news or may_draft or may_admit else self._steady.next_plan(self.running, self.kv)
+        return plan or self._plan_anew()
+
+    def _plan_anew(self) -> StepPlan:
         draft = PlanDraft(self._max_num_batched_tokens)
         self._schedule_running(draft)
         if not draft.has_preempted:
             self._admit_waiting(draft)
         for chunk in draft.chunks:
             timeline = chunk.request.timeline
-            if Event.SCHEDULED not in timeline.at_s:
+            if not chunk.request.is_started and Event.SCHEDULED not in timeline.at_s:  # the first of its choices
                 timeline.mark(Event.SCHEDULED)
                 draft.started.append(chunk.request.request_id)
+            chunk.request.is_started = True
         plan = draft.freeze(self._left, self._cancelled, self._abandoned)
         self._left, self._cancelled, self._abandoned = [], [], []
+        self._steady.remember(plan)
         return plan
 
     def _schedule_running(self, draft: PlanDraft) -> None:
@@ -177,7 +196,8 @@ class Scheduler:
         if group is not None and group.leader is request and group.held:
             num_missing = group.num_shared_tokens - request.num_computed_tokens
             if num_missing <= 0:
-                self._release_held(group)
+                for member in group.take_held():
+                    self.waiting.push(member)
                 draft.has_released = True
             else:
                 wanted_tokens = min(wanted_tokens, num_missing)
@@ -280,20 +300,6 @@ class Scheduler:
         self.counters.num_preemptions += 1
         request.move_to(RequestState.PREEMPTED)
         self.waiting.push(request)
-
-    def _release_held(self, group: ChoiceGroup) -> None:
-        for member in group.held:
-            self.waiting.push(member)
-        group.held.clear()
-
-    def _drop_held(self, request: Request) -> list[Request]:
-        group = request.group
-        if group is None:
-            return []
-        if group.leader is not request:
-            return []
-        held, group.held = group.held, []
-        return held
 
     def _take_out(self, request: Request) -> None:
         """Remove `request` from wherever it stands; blocks under a running pull stay until its outcome."""

@@ -41,6 +41,10 @@ class Request:
         prompt_logprobs: filled as the prompt is computed, when asked for.
         guesses: what drafting keeps of it; None before its first draft.
         num_preemptions: how often it lost its blocks.
+        stop_ids: tokens that may end it: the model's EOS ids and its own.
+        longest_tokens: prompt and `max_tokens`.
+        ends_otherwise: it may also end on a token that is in no such set, before it is that long.
+        is_started: whether it was ever scheduled.
     """
 
     __slots__ = (
@@ -48,13 +52,16 @@ class Request:
         "_state",
         "arrival",
         "constrained",
+        "ends_otherwise",
         "error",
         "group",
         "guesses",
         "hand_off",
         "holding",
         "index",
+        "is_started",
         "key",
+        "longest_tokens",
         "matcher",
         "num_computed_tokens",
         "num_preemptions",
@@ -93,6 +100,9 @@ class Request:
         self.sampling = sampling
         self.seed = seed
         self.stop_ids = stop_ids
+        self.longest_tokens = self.num_prompt_tokens + sampling.max_tokens
+        self.ends_otherwise = request.hand_off or sampling.repetition_detection is not None
+        self.is_started = False
         self.timeline: Timeline = request.timeline
         self.constrained = request.constraint is not None
         self.reference: KvReference | None = None if self.index else request.reference
@@ -211,6 +221,11 @@ class ChoiceGroup:
     def num_shared_tokens(self) -> int:
         """All of the prompt but its last token: every choice computes that one for itself."""
         return self.leader.num_prompt_tokens - 1
+
+    def take_held(self) -> Sequence[Request]:
+        """Those that were held; none is any more."""
+        held, self.held = self.held, []
+        return held
 
     def donor(self) -> Request | None:
         """A running choice that holds the whole shared prefix, or None."""

@@ -33,17 +33,17 @@ class RequestMatcher:
 
     def accept(self, token_ids: Sequence[int]) -> bool:
         """Advance by sampled tokens. False: one was refused, and the state stays as before that one."""
-        return all(self._accept_one(token_id) for token_id in token_ids)
-
-    def _accept_one(self, token_id: int) -> bool:
-        if self._terminated:
-            return False
-        if token_id in self._stop_token_ids:
-            self._terminated = self.inner.can_end()
-            return self._terminated
-        if not self.inner.consume(token_id):
-            return False
-        self._num_accepted += 1
+        for token_id in token_ids:
+            if self._terminated:
+                return False
+            if token_id in self._stop_token_ids:
+                if not self.inner.can_end():
+                    return False
+                self._terminated = True
+            elif self.inner.consume(token_id):
+                self._num_accepted += 1
+            else:
+                return False
         return True
 
     def validate(self, token_ids: Sequence[int]) -> int:

@@ -4,6 +4,7 @@ Owns: the signatures of csrc/sampler.cpp and the loaded library. Building is `co
 """
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -21,13 +22,14 @@ from common.engine.sampling.random import Keys
 SOURCES = Path(__file__).parent / "csrc"
 SIGNATURES: dict[str, list[type]] = {
     "pd_mask": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64],
-    "pd_highest": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p],
+    "pd_highest": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 3],
     "pd_draw": [c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 7],
     "pd_log_normaliser": [c_void_p, c_int64, c_int64, c_void_p],
     "pd_count_above": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p],
     "pd_exp": [c_void_p, c_int64, c_void_p],
     "pd_noise": [c_uint64, c_uint64, c_int64, c_void_p],
 }
+RESULTS = {"pd_highest": c_int64}
 _LOG = structlog.get_logger(__name__)
 
 
@@ -50,6 +52,42 @@ class DrawnRows:
         self.without_scaling = (ones, *cut)
 
 
+class GreedyRows:
+    """Logits rows that take their highest logit and where that goes, laid out for the library once per plan.
+
+    Args:
+        rows: logits rows, int64 [n].
+        tokens: int64 CPU [R], of all logits rows.
+        usable: bool CPU [R], likewise.
+    """
+
+    def __init__(self, rows: IntArray, tokens: torch.Tensor, usable: torch.Tensor) -> None:
+        self._rows = np.ascontiguousarray(rows)
+        self._out = (tokens.numpy(), usable.numpy())
+        self._masked_rows: tuple[int, ...] = ()
+        self._mask_of: IntArray | None = None
+        self.count = len(rows)
+        self.rows = self._rows.ctypes.data
+        self.tokens, self.usable = (array.ctypes.data for array in self._out)
+        self.mask_of: int | None = None
+
+    def mask(self, masked_rows: Sequence[int]) -> None:
+        """Say which logits rows a bitmask masks, in its order; they stay until others are named."""
+        if self._mask_of is None or self._masked_rows != masked_rows:
+            place_of = {row: place for place, row in enumerate(masked_rows)}
+            self._mask_of = np.array([place_of.get(row, -1) for row in self._rows.tolist()], dtype=np.int64)
+            self._masked_rows, self.mask_of = tuple(masked_rows), self._mask_of.ctypes.data
+
+    def token_list(self) -> list[int]:
+        """Tokens of all R logits rows as they now stand."""
+        tokens: list[int] = self._out[0].tolist()
+        return tokens
+
+    def failed_rows(self) -> frozenset[int]:
+        """Logits rows of all R that are not usable as it now stands."""
+        return frozenset(np.flatnonzero(~self._out[1]).tolist())
+
+
 class SamplingKernels:
     """What `common.engine.sampling.sampler` calls instead of torch; logits are contiguous float32 CPU [R, vocab_size].
 
@@ -67,10 +105,29 @@ class SamplingKernels:
             logits.data_ptr(), logits.shape[1], rows.ctypes.data, len(rows), bitmask.data_ptr(), bitmask.shape[1]
         )
 
-    def highest(self, logits: torch.Tensor, rows: IntArray, tokens: torch.Tensor, usable: torch.Tensor) -> None:
-        """First highest token of each of `rows` into `tokens` int64 [R], and whether there is one into bool [R]."""
-        self._library.pd_highest(
-            logits.data_ptr(), logits.shape[1], rows.ctypes.data, len(rows), tokens.data_ptr(), usable.data_ptr()
+    def highest(self, logits: torch.Tensor, greedy: GreedyRows, bitmask: torch.Tensor | None = None) -> int:
+        """First highest token of each greedy row, and whether there is one, into the memory that `greedy` names.
+
+        Args:
+            logits: not changed.
+            greedy: which rows, and which of them `bitmask` masks.
+            bitmask: int32 CPU [M, W], contiguous; what it forbids does not count. None: every token may come.
+
+        Returns:
+            How many of the rows have none.
+        """
+        return int(
+            self._library.pd_highest(
+                logits.data_ptr(),
+                logits.shape[1],
+                greedy.rows,
+                greedy.count,
+                bitmask.data_ptr() if bitmask is not None else None,
+                bitmask.shape[1] if bitmask is not None else 0,
+                greedy.mask_of if bitmask is not None else None,
+                greedy.tokens,
+                greedy.usable,
+            )
         )
 
     def draw(
@@ -155,5 +212,5 @@ def _load() -> ctypes.CDLL:
         raise CannotBuild(f"sampling kernels: {path} does not load: {error}") from error
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = None, arguments
+        function.restype, function.argtypes = RESULTS.get(name), arguments
     return library

@@ -35,14 +35,64 @@ float highest(const float* row, int64_t size, bool* is_number) {
   return top;
 }
 
-// Makes lane i -inf where bit i of `allowed` is not set; further bits mean nothing.
+// The values at p, -inf in lane i where bit i of `allowed` is not set; further bits mean nothing.
+vf load_allowed(const float* p, uint32_t allowed) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_mask_loadu_ps(_mm512_set1_ps(-INF), __mmask16(allowed), p);
+#else
+  const vi bit = {1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7};
+  return ((vi{} + int32_t(allowed)) & bit) != 0 ? load(p) : vf{} - INF;
+#endif
+}
+
+// Makes lane i -inf where bit i of `allowed` is not set.
 void forbid(float* p, uint32_t allowed) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, __mmask16(~allowed), _mm512_set1_ps(-INF));
 #else
-  const vi bit = {1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7};
-  store(p, ((vi{} + int32_t(allowed)) & bit) != 0 ? load(p) : vf{} - INF);
+  store(p, load_allowed(p, allowed));
 #endif
+}
+
+// `highest` and `first_of` of what `allowed` has a bit for; the rest is not read.
+float highest_allowed(const float* row, int64_t size, const uint32_t* allowed, bool* is_number) {
+  vf best = vf{} - INF;
+  vi ordered = vi{} - 1;
+  int64_t start = 0;
+  for (; start + 32 <= size; start += 32) {
+    const uint32_t word = allowed[start / 32];
+    if (!word) continue;
+    for (int i = 0; i < 32; i += LANES) {
+      const vf v = load_allowed(row + start + i, word >> i);
+      best = larger(v, best);
+      ordered &= v == v;
+    }
+  }
+  float top = max_of(best);
+  bool fine = true;
+  for (int lane = 0; lane < LANES; lane++) fine &= ordered[lane] != 0;
+  for (int64_t i = start; i < size; i++) {
+    if (!(allowed[start / 32] >> (i - start) & 1)) continue;
+    top = row[i] > top ? row[i] : top;
+    fine &= row[i] == row[i];
+  }
+  *is_number = fine;
+  return top;
+}
+
+int64_t first_allowed(const float* row, int64_t size, const uint32_t* allowed, float value) {
+  const vf wanted = vf{} + value;
+  int64_t start = 0;
+  for (; start + 32 <= size; start += 32) {
+    const uint32_t word = allowed[start / 32];
+    if (!word) continue;
+    for (int i = 0; i < 32; i += LANES)
+      if (const uint32_t bits = at_least(load_allowed(row + start + i, word >> i), wanted))
+        return start + i + __builtin_ctz(bits);
+  }
+  for (int64_t i = start; i < size; i++)
+    if (allowed[start / 32] >> (i - start) & 1 && row[i] >= value) return i;
+  return 0;
 }
 
 constexpr int COUNTED = LANES == 16 ? 12 : 6;  // values counted in one pass: each takes two registers
@@ -182,17 +232,22 @@ void pd_mask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows
 }
 
 // The first highest logit of each of `rows`, and whether it is a finite number in a row without NaN. Like pd_draw it
-// writes tokens[row] and usable[row] of these rows only.
-void pd_highest(const float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, int64_t* tokens,
-                uint8_t* usable) {
+// writes tokens[row] and usable[row] of these rows only. Where mask_of[r] >= 0, only what that row of the bitmask allows
+// counts; mask_of null: nothing is masked. Returns how many rows are not usable.
+int64_t pd_highest(const float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bitmask,
+                   int64_t words, const int64_t* mask_of, int64_t* tokens, uint8_t* usable) {
+  int64_t num_failed = 0;
   for (int64_t r = 0; r < num_rows; r++) {
     const float* row = logits + rows[r] * vocab;
+    const uint32_t* allowed = mask_of && mask_of[r] >= 0 ? bitmask + mask_of[r] * words : nullptr;
     bool is_number;
-    const float top = highest(row, vocab, &is_number);
+    const float top = allowed ? highest_allowed(row, vocab, allowed, &is_number) : highest(row, vocab, &is_number);
     const bool is_usable = is_number && std::isfinite(top);
+    num_failed += !is_usable;
     usable[rows[r]] = is_usable;
-    tokens[rows[r]] = is_usable ? first_of(row, vocab, top) : 0;
+    tokens[rows[r]] = !is_usable ? 0 : allowed ? first_allowed(row, vocab, allowed, top) : first_of(row, vocab, top);
   }
+  return num_failed;
 }
 
 // Draws a token of each of `rows`. Per row: key (random.row_keys), 1 / temperature, top_k, top_p, min_p.

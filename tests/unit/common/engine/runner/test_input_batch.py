@@ -4,6 +4,7 @@ from hypothesis import given, settings
 
 from common.engine.admission import make_choices
 from common.engine.runner.input_batch import InputBatch
+from common.engine.sampling.batch_state import NO_CHANGE
 from common.engine.scheduling.sequence import Request
 from common.engine.step import ScheduledChunk, StepPlan
 from common.errors import Bug
@@ -24,7 +25,10 @@ def plan(*requests: Request, left: tuple[Request, ...] = ()) -> StepPlan:
 
 
 def table(batch: InputBatch, each: Request) -> list[int]:
-    row = batch.row(each)
+    batch.append_blocks([each])
+    row, free = batch.row(each), batch.block_tables[len(batch) :]
+    assert not batch.block_tables[row, batch.num_blocks[row] :].any(), "blocks of somebody else"
+    assert not free.any(), "a free row with blocks"
     return batch.block_tables[row, : batch.num_blocks[row]].tolist()
 
 
@@ -32,8 +36,7 @@ def test_rows_stay_and_only_new_blocks_are_written() -> None:
     batch, a = InputBatch(4, 8), request("a", 5, 6)
     batch.update(plan(a))
     a.holding.table.extend([BlockId(7)])
-    update = batch.update(plan(a))
-    assert (update.removed, update.added, update.moved) == ((), (), ())
+    assert batch.update(plan(a)) is NO_CHANGE
     assert table(batch, a) == [5, 6, 7]
 
 
@@ -53,6 +56,15 @@ def test_rows_close_up_when_nobody_comes() -> None:
     assert (table(batch, c), table(batch, b)) == ([3, 4], [2])
 
 
+def test_no_change_means_the_same_requests_in_the_same_order() -> None:
+    batch, a, b = InputBatch(4, 8), request("a", 1), request("b", 2)
+    batch.update(plan(a, b))
+    assert batch.update(plan(b, a)) is not NO_CHANGE
+    assert batch.update(plan(b)) is not NO_CHANGE
+    assert batch.update(plan(b)) is NO_CHANGE
+    assert batch.update(plan(b, left=(a,))) is not NO_CHANGE
+
+
 def test_one_that_left_before_it_ever_had_a_row_is_no_trouble() -> None:
     assert InputBatch(4, 8).update(plan(left=(request("a"),))).removed == ()
 
@@ -60,9 +72,10 @@ def test_one_that_left_before_it_ever_had_a_row_is_no_trouble() -> None:
 def test_a_request_that_comes_back_under_the_same_key_starts_anew() -> None:
     batch, a = InputBatch(4, 8), request("a", 1, 2)
     batch.update(plan(a))
-    update = batch.update(plan(request("a", 3), left=(a,)))
+    again = request("a", 3)
+    update = batch.update(plan(again, left=(a,)))
     assert (update.removed, [added.row for added in update.added]) == ((0,), [0])
-    assert table(batch, a) == [3]
+    assert table(batch, again) == [3]
 
 
 def test_what_is_added_says_all_that_sampling_needs() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.engine.model.cpu_kernels.build import NEEDED_CPU_FLAGS, cpu_flags
 from common.engine.sampling.batch_state import BatchUpdate
-from common.engine.sampling.cpu_kernels.library import SamplingKernels, kernels_for
+from common.engine.sampling.cpu_kernels.library import GreedyRows, SamplingKernels, kernels_for
 from common.engine.sampling.grammar_mask import apply_bitmask
 from common.engine.sampling.params import SamplingParams
 from common.engine.sampling.race import FIRST_GROUP_ID
@@ -136,9 +136,36 @@ def test_reported_log_probabilities_and_ranks_are_those_of_the_torch_path(temper
 
 def test_rows_of_the_result_that_nobody_asked_for_stay_as_they_are():
     tokens, usable = torch.full((4,), 77), torch.zeros(4, dtype=torch.bool)
-    SamplingKernels().highest(torch.eye(4, 9), np.array([3, 1]), tokens, usable)
+    assert SamplingKernels().highest(torch.eye(4, 9), GreedyRows(np.array([3, 1]), tokens, usable)) == 0
     assert tokens.tolist() == [77, 1, 77, 3]
     assert usable.tolist() == [False, True, False, True]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    vocab_size=st.one_of(st.integers(1, 400), st.sampled_from([1024, 4999])),
+    shape=st.sampled_from(SHAPES),
+    density=st.sampled_from([0.0, 0.002, 0.5, 1.0]),
+    seed=st.integers(0, 1 << 32),
+)
+def test_the_highest_of_what_masks_allow_is_what_masked_logits_give(
+    vocab_size: int, shape: str, density: float, seed: int
+):
+    rng = np.random.default_rng(seed)
+    logits = logits_of(rng, shape, 6, vocab_size)
+    logits[rng.random(logits.shape) < 0.001] = float("nan")
+    bits = rng.random((4, -(-vocab_size // 32) * 32)) < density
+    bitmask = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+    masked_rows = rng.permutation(6)[:4].tolist()
+    sampler = Sampler(vocab_size, 6, CPU)
+    sampler.update_batch(BatchUpdate(added=tuple(added(row, SamplingParams(temperature=0.0)) for row in range(6))))
+    output = sampler.sample(logits.clone(), range(6), bitmask, masked_rows)
+    apply_bitmask(logits, bitmask, masked_rows)
+    values = logits.numpy()
+    unusable = np.isnan(values).any(axis=1) | np.isinf(values.max(axis=1))
+    assert output.failed_rows == set(np.flatnonzero(unusable))
+    best = values.argmax(axis=1)
+    assert [output.token_ids[row] for row in range(6) if not unusable[row]] == best[~unusable].tolist()
 
 
 def test_other_devices_have_no_kernels():

@@ -1,0 +1,112 @@
+from collections.abc import Sequence
+
+import hypothesis.strategies as st
+import torch
+from hypothesis import given, settings
+
+from common.engine.model.forward import ForwardBatch
+from common.engine.scheduling.sequence import Request
+from common.ids import RequestId
+from tests.support.fake_engine import FakeEngine, ask, greedy, make_engine
+from tests.support.fake_grammar import up_to
+from tests.support.fake_model import FakeModel, continuation
+
+BLOCK_SIZE = 4
+
+
+def slot(request: Request, position: int) -> int:
+    return request.holding.table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+def tables(requests: Sequence[Request]) -> list[list[int]]:
+    width = max(-(-request.num_tokens // BLOCK_SIZE) for request in requests)
+    cut = [list(map(int, request.holding.table.slice(0, width))) for request in requests]
+    return [blocks + [0] * (width - len(blocks)) for blocks in cut]
+
+
+class Auditor(FakeModel):
+    """Holds every plain decode against what its requests say, and counts those in the memory of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine: FakeEngine | None = None
+        self.num_decodes = self.num_kept = 0
+        self._last = torch.empty(0)
+
+    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        last, self._last = self._last, batch.token_ids
+        if batch.is_decode:
+            self.num_decodes += 1
+            self.num_kept += last.data_ptr() == self._last.data_ptr()
+            self._check(batch)
+        return super().forward(batch, kv_cache)
+
+    def _check(self, batch: ForwardBatch) -> None:
+        assert self.engine is not None
+        by_row = list(self.engine.core.scheduler.running)
+        if len(by_row) != len(batch.seq_lens):
+            return  # somebody's prompt found no budget; that the context is right is checked by every forward
+        assert batch.seq_lens == tuple(request.num_tokens for request in by_row)
+        assert batch.token_ids.tolist() == [request.token_ids[-1] for request in by_row]
+        assert batch.positions.tolist() == [request.num_tokens - 1 for request in by_row]
+        assert batch.slot_mapping.tolist() == [slot(request, request.num_tokens - 1) for request in by_row]
+        assert batch.block_tables.tolist() == tables(by_row)
+        assert batch.query_start == tuple(range(len(by_row) + 1))
+        assert batch.logits_indices.tolist() == list(range(len(by_row)))
+
+
+def audited(num_blocks: int) -> tuple[FakeEngine, Auditor]:
+    model = Auditor()
+    model.engine = make_engine(num_blocks, BLOCK_SIZE, max_num_seqs=4, model=model)
+    return model.engine, model
+
+
+def test_decodes_go_on_in_the_memory_of_the_step_before_until_tables_grow_or_somebody_comes() -> None:
+    engine, model = audited(64)
+    engine.add(ask("a", [1, 2], greedy(21, ignore_eos=True)))
+    for _ in range(10):
+        engine.step()
+    # Tokens 3, then 4, which is the first of a decode; 5 and 9 need another block in the longest table.
+    assert (model.num_decodes, model.num_kept) == (9, 6)
+    engine.add(ask("b", [3], greedy(1, ignore_eos=True)))
+    engine.run()
+    assert engine.answers.tokens("a") == continuation([1, 2], 21, ignore_eos=True)
+    assert engine.answers.tokens("b") == continuation([3], 1, ignore_eos=True)
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), st.integers(1, 9), st.integers(1, 20)),
+    st.tuples(st.just("constrained"), st.integers(1, 9), st.integers(1, 12)),
+    st.tuples(st.just("step"), st.integers(1, 8), st.just(0)),
+    st.tuples(st.just("abort"), st.integers(0, 7), st.just(0)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ACTIONS, max_size=14), st.integers(8, 16))
+def test_a_kept_batch_is_what_a_new_one_would_be_through_any_coming_going_and_preempting(
+    actions: list[tuple[str, int, int]], num_blocks: int
+) -> None:
+    engine, _ = audited(num_blocks)
+    asked: dict[str, list[int]] = {}
+    aborted = set()
+    for kind, first, second in actions:
+        if kind in ("add", "constrained"):
+            name = str(len(asked))
+            asked[name] = [(7 * len(asked) + place) % 50 + 1 for place in range(first)]
+            constraint = up_to(second) if kind == "constrained" else None
+            engine.add(ask(name, asked[name], greedy(20, ignore_eos=constraint is None), constraint=constraint))
+        elif kind == "step":
+            for _ in range(first):
+                engine.step()
+        else:
+            engine.core.abort(RequestId(str(first)))
+            aborted.add(str(first))
+    engine.run()
+    assert all(engine.answers.finish(name) is not None for name in asked)
+    assert not engine.core.scheduler.running
+    for name, prompt in asked.items():
+        said = engine.answers.tokens(name)
+        if engine.grammars.matchers or name in aborted:
+            continue  # what a grammar makes of an output is another test's business
+        assert said == continuation(prompt, 20, ignore_eos=True)
