@@ -7,12 +7,12 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 
 import uvloop
 from rich.console import Console
 
+from benchmarks import scrape
 from benchmarks.deployment import stopped_at_the_end
 from benchmarks.load import ask, request_bytes
 from benchmarks.ports import free_port, wait_ready
@@ -66,11 +66,8 @@ async def _one(url: str, gate: asyncio.Semaphore, results: list[str]) -> None:
 
 def _lag_p99_ms(url: str) -> float:
     base = "/".join(url.split("/")[:3])
-    with urllib.request.urlopen(base + "/metrics") as answer:
-        lines = [line for line in answer.read().decode().splitlines() if line.startswith(_LAG_METRIC)]
-    buckets = [(line.split('le="')[1].split('"')[0], float(line.rsplit(" ", 1)[1])) for line in lines]
-    total = buckets[-1][1]
-    return next(float(bound) for bound, count in buckets if count >= 0.99 * total) * 1000
+    up_to = scrape.by_label(base, _LAG_METRIC, "le")
+    return next(float(bound) for bound, count in up_to.items() if count >= 0.99 * up_to["+Inf"]) * 1000
 
 
 def measure(num_streams: int, seconds: float, console: Console) -> int:

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import scrape
 from benchmarks.deployment import absolute, with_keys
 from benchmarks.ports import free_port
 
@@ -69,9 +69,7 @@ class Fleet:
 
     def total(self, name: str, metric: str) -> float:
         """Sum of a metric over its labels."""
-        with urllib.request.urlopen(self.url(name) + "/metrics", timeout=10) as response:
-            families = text_string_to_metric_families(response.read().decode())
-            return sum(s.value for family in families for s in family.samples if s.name == metric)
+        return scrape.total(self.url(name), metric)
 
     def stop(self) -> None:
         """SIGTERM all, SIGKILL what does not end."""

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks import scrape
 
 ASK = {
     "do_remote_decode": True,
@@ -131,13 +132,7 @@ def _post(base: str, body: dict[str, Any]) -> tuple[Any, float]:
 
 def _counts(base: str) -> tuple[float, float]:
     """Seconds of reads and bytes read since D's start, summed over labels; 0 where D does not say."""
-    with urllib.request.urlopen(f"{base}/metrics", timeout=30) as response:
-        families = list(text_string_to_metric_families(response.read().decode()))
-    samples = [(sample.name, sample.value) for family in families for sample in family.samples]
-    return (
-        sum(value for name, value in samples if name in READ_SECONDS),
-        sum(value for name, value in samples if name in READ_BYTES),
-    )
+    return scrape.total(base, *READ_SECONDS), scrape.total(base, *READ_BYTES)
 
 
 def _read_since(base: str, before: tuple[float, float]) -> tuple[float, float]:

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import scrape
 from benchmarks.deployment import running_pair
 from benchmarks.speculation.texts import TEXTS
 from benchmarks.ttft.statistics import ratio_of_medians
 
 WAYS = ("plain", "guessing")
-_DRAFTS = "pd_draft_tokens"
+_DRAFTS = "pd_draft_tokens_total"
 
 
 @dataclass
@@ -69,7 +69,7 @@ async def _measure(urls: Mapping[str, str], args: argparse.Namespace) -> dict[st
             body = {"model": args.model, "max_tokens": args.max_tokens, **text}
             await _ask(session, urls["plain"], {**body, "seed": -7})
             await _ask(session, urls["guessing"], {**body, "seed": -7})
-            before = await _guesses(session, urls["guessing"])
+            before = await _guesses(urls["guessing"])
             for seed in range(args.rounds):
                 lengths = set()
                 for way in WAYS if seed % 2 else reversed(WAYS):
@@ -79,7 +79,7 @@ async def _measure(urls: Mapping[str, str], args: argparse.Namespace) -> dict[st
                 if len(lengths) > 1:
                     raise SystemExit(f"{name}, seed {seed}: the two ways said texts of {sorted(lengths)} tokens")
                 found.num_tokens += max(lengths)
-            after = await _guesses(session, urls["guessing"])
+            after = await _guesses(urls["guessing"])
             found.guesses = {result: number - before.get(result, 0) for result, number in after.items()}
     return findings
 
@@ -103,16 +103,8 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]
     return (arrived[-1] - arrived[0]) / max(num_tokens - 1, 1), num_tokens
 
 
-async def _guesses(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    async with session.get(f"{url}/metrics") as response:
-        families = text_string_to_metric_families(await response.text())
-    return {
-        sample.labels["result"]: sample.value
-        for family in families
-        if family.name == _DRAFTS
-        for sample in family.samples
-        if sample.name.endswith("_total")
-    }
+async def _guesses(url: str) -> dict[str, float]:
+    return await asyncio.to_thread(scrape.by_label, url, _DRAFTS, "result")
 
 
 def _report(findings: Mapping[str, Findings]) -> None:

@@ -17,6 +17,7 @@ Killed: connections are refused from then on. Refusing: somebody else answers on
 import asyncio
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -93,20 +94,14 @@ async def test_a_p_that_was_replaced_before_the_pull_is_not_read_from(trio: Trio
 @OVER_TCP
 async def test_blocks_of_a_read_that_never_ends_stay_reserved_and_come_back(trio: Trio) -> None:
     for _ in range(2 * TRIES):
-        asked, stopped = Asked(body_of("reading")), Fault(trio, "prefill", "stop")
-        async with asyncio.TaskGroup() as group:
-            answering = group.create_task(asked.run(trio.url("proxy")))
-            try:
-                await reach(trio, "reading", asked)
-            except Missed:
-                continue
-            await stopped.begin()
-            await asyncio.wait_for(answering, DEADLINE_S)
+        read = await _stopped_read(trio)
+        if read is None:
+            continue
         num_reserved = await total(trio, "decode", "pd_kv_blocks_in_use")
-        await stopped.end()
-        assert asked.end == "right", asked.detail
+        await read.stopped.end()
+        assert read.asked.end == "right", read.asked.detail
         await assert_nothing_held(trio, ROLES)
-        await assert_fault_free_text(trio, asked)
+        await assert_fault_free_text(trio, read.asked)
         if num_reserved > 0:
             return
     raise AssertionError("P was never stopped in the middle of a read")
@@ -117,26 +112,17 @@ async def test_blocks_of_a_read_that_never_ends_stay_reserved_and_come_back(trio
 async def test_p_gets_its_blocks_back_from_a_d_that_is_hurt_in_the_middle_of_a_read(trio: Trio, kind: str) -> None:
     """P stands still from the middle of the read on, so that D is surely hurt in it."""
     for _ in range(2 * TRIES):
-        asked, stopped, hurt = Asked(body_of("reading")), Fault(trio, "prefill", "stop"), Fault(trio, "decode", kind)
-        num_read = await _num_read(trio)
-        async with asyncio.TaskGroup() as group:
-            answering = group.create_task(asked.run(trio.url("proxy")))
-            try:
-                await reach(trio, "reading", asked)
-            except Missed:
-                continue
-            await stopped.begin()
-            was_reading = await _is_pulling(trio)
-            await hurt.begin()
-            await stopped.resume()
-            await asyncio.wait_for(answering, DEADLINE_S)
-        if was_reading:
-            assert asked.end == "error", asked.detail
+        hurt, num_read = Fault(trio, "decode", kind), await _num_read(trio)
+        read = await _stopped_read(trio, hurt)
+        if read is None:
+            continue
+        if read.was_under_way:
+            assert read.asked.end == "error", read.asked.detail
             await assert_nothing_held(trio, ("prefill", "proxy"))
             assert await _num_read(trio) == num_read  # it was given up or ran out
         await hurt.end()
         await assert_nothing_held(trio, ROLES)
-        if was_reading:
+        if read.was_under_way:
             return
     raise AssertionError("D was never hurt in the middle of a read")
 
@@ -156,6 +142,33 @@ async def test_a_lease_outlives_a_d_that_is_full_for_longer_than_the_lease(trio:
     assert trio.metrics("decode")['pd_prompt_tokens_total{source="pulled"}'] - before == len(asked.body["prompt"]) - 1
     await assert_nothing_held(trio, ROLES)
     await assert_fault_free_text(trio, asked)
+
+
+@dataclass(frozen=True)
+class StoppedRead:
+    """An answered request during whose read P stood still; `stopped` is to be ended where nothing else was hurt."""
+
+    asked: Asked
+    stopped: Fault
+    was_under_way: bool
+
+
+async def _stopped_read(trio: Trio, hurt: Fault | None = None) -> StoppedRead | None:
+    """Ask, and stop P in the middle of D's read; with `hurt`, that happens then and P goes on. None: it was late."""
+    asked, stopped = Asked(body_of("reading")), Fault(trio, "prefill", "stop")
+    async with asyncio.TaskGroup() as group:
+        answering = group.create_task(asked.run(trio.url("proxy")))
+        try:
+            await reach(trio, "reading", asked)
+        except Missed:
+            return None
+        await stopped.begin()
+        was_under_way = await _is_pulling(trio)
+        if hurt is not None:
+            await hurt.begin()
+            await stopped.resume()
+        await asyncio.wait_for(answering, DEADLINE_S)
+    return StoppedRead(asked, stopped, was_under_way)
 
 
 async def _num_read(trio: Trio) -> float:
