@@ -44,6 +44,7 @@ def make_app(role: str, num_chunks: int, pause_s: float) -> web.Application:
     seen = [0]
 
     async def complete(request: web.Request) -> web.StreamResponse:
+        """P's handover, D's stream or whole answer, or a refusal where `temperature` is negative."""
         seen[0] += 1
         asked = msgspec.json.decode(await request.read(), type=_Asked)
         if asked.temperature < 0:
@@ -61,9 +62,11 @@ def make_app(role: str, num_chunks: int, pause_s: float) -> web.Application:
         return response
 
     async def ok(_: web.Request) -> web.Response:
+        """What every other path answers."""
         return web.Response(body=_OK, content_type="application/json")
 
     async def count(_: web.Request) -> web.Response:
+        """How many legs came."""
         return web.Response(text=str(seen[0]))
 
     app = web.Application()

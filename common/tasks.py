@@ -75,6 +75,7 @@ async def wait_for_signal(
     arrived: asyncio.Future[signal.Signals] = loop.create_future()
 
     def remember(number: signal.Signals) -> None:
+        """The first signal counts."""
         if not arrived.done():
             arrived.set_result(number)
 

@@ -136,6 +136,7 @@ def kv_readings(stats: Callable[[], ConsumerStats]) -> Source:
     """A source of D's pull metrics."""
 
     def read() -> Iterable[Reading]:
+        """The numbers of now."""
         now = stats()
         seconds = now.pull_seconds
         up_to = tuple(accumulate(seconds.counts))

@@ -84,6 +84,7 @@ def _cut_after(connection: http.client.HTTPConnection, timeout_s: float, is_cut:
     first = connection.sock
 
     def cut() -> None:
+        """On the timer's thread: end it."""
         is_cut.set()
         for connected in (first, connection.sock):  # another one, if P closed the first between the phases
             if connected is not None:

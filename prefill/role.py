@@ -131,6 +131,7 @@ def kv_readings(stats: Callable[[], ProducerStats]) -> Source:
     """A source of P's lease metrics."""
 
     def read() -> Iterable[Reading]:
+        """The numbers of now."""
         now = stats()
         yield Reading(metrics.LEASES_HELD, now.leases_held)
         for cause, number in now.leases_released.items():

@@ -145,6 +145,7 @@ class Journey:
             asyncio.get_running_loop().call_soon(self._body.open)
 
         async def send(worker: Worker) -> Prefilled:
+            """One prefill leg."""
             self._track.move_to(ProxyPhase.PREFILLING)
             return await prefill(self._call, worker, self._services)
 
@@ -157,6 +158,7 @@ class Journey:
         body = self._body.complete(kv_params)
 
         async def send(worker: Worker) -> Started:
+            """One decode leg; on another D than planned, that one's load."""
             self._track.move_to(ProxyPhase.HANDED_OFF)
             if worker is not self._decode_worker:
                 self._load_decode(worker)

@@ -128,6 +128,7 @@ class HttpClient:
         http, tail, idle_s = self._http, self._tail, self._stream_idle_s
 
         def push(chunk: bytes, is_last: bool) -> bool:
+            """Pass one piece of D's stream on; whether the client takes more at once."""
             out = passing.push(chunk)
             tail.push(out)
             if is_last:

@@ -92,6 +92,7 @@ def _answering_errors(registry: Metrics) -> Middleware:
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Have the request handled; its answer, or what its exception says."""
         try:
             response = await handler(request)
         except ConnectionError:
@@ -136,6 +137,7 @@ def _checking_key(api_key: str | None) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Handle the request if it brings the key or needs none."""
         if expected is not None and request.path not in OPEN_PATHS:
             given = request.headers.get("Authorization", "").encode()
             if not hmac.compare_digest(given, expected):

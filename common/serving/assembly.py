@@ -309,6 +309,7 @@ def _markers(tokenizer: Tokenizer, reasoning: ReasoningTags | None, tools: ToolT
         return None
 
     def ids(tag: str) -> tuple[int, ...]:
+        """Token ids of a tag, and of nothing else."""
         return tuple(tokenizer.encode(tag, add_special_tokens=False))
 
     return OutputMarkers(

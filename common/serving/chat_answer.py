@@ -80,23 +80,28 @@ class _Choices:
         self._choices: dict[int, _Choice] = {}
 
     def of(self, delta: ChoiceDelta) -> _Choice:
+        """The choice that `delta` belongs to, made with its first delta."""
         if delta.index not in self._choices:
             self._choices[delta.index] = _Choice(new_shaper(self.chat, self._model))
         return self._choices[delta.index]
 
     def in_order(self) -> list[tuple[int, _Choice]]:
+        """Index and choice, ascending."""
         return sorted(self._choices.items())
 
     def logprobs(self, positions: list[PositionLogprobs]) -> ChatLogprobs | None:
+        """Of these positions, where the client asked for them."""
         return chat_logprobs(positions, self.spelling) if self.chat.job.options.logprobs is not None else None
 
     def prompt_logprobs(self, delta: ChoiceDelta) -> PromptLogprobs | None:
+        """The prompt's, where the client asked and `delta` brings them."""
         positions = delta.tokens.prompt_logprobs
         if positions is None or not self.chat.job.options.prompt_logprobs:
             return None
         return prompt_logprobs(positions, self.spelling)
 
     def prompt_token_ids(self) -> tuple[int, ...] | UnsetType:
+        """The prompt's, where the client asked for ids."""
         job = self.chat.job
         return job.requests[0].prompt_token_ids if job.options.token_ids else UNSET
 

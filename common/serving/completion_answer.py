@@ -78,20 +78,24 @@ class _Choices:
         return self._prompt_positions.get(delta.prompt_index)
 
     def of(self, delta: ChoiceDelta) -> _Choice:
+        """The choice that `delta` belongs to, made with its first delta."""
         if delta.index not in self._choices:
             self._choices[delta.index] = _Choice(self.completion, self.spelling, delta.prompt_index)
         return self._choices[delta.index]
 
     def token_ids(self, delta: ChoiceDelta) -> tuple[int, ...] | UnsetType:
+        """Of `delta`, where the client asked for ids; none where it wanted its prompt only."""
         if not self.completion.job.options.token_ids:
             return UNSET
         return () if self.completion.only_prompt else delta.token_ids
 
     def prompt_token_ids(self, delta: ChoiceDelta) -> tuple[int, ...] | UnsetType:
+        """Of the delta's prompt, where the client asked for ids."""
         job = self.completion.job
         return job.requests[delta.prompt_index].prompt_token_ids if job.options.token_ids else UNSET
 
     def prompt_logprobs(self, delta: ChoiceDelta) -> PromptLogprobs | UnsetType:
+        """Of the delta's prompt, where the client asked and `delta` brings them."""
         positions = delta.tokens.prompt_logprobs
         if positions is None or not self.completion.job.options.prompt_logprobs:
             return UNSET

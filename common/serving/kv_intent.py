@@ -96,6 +96,7 @@ class _TellingEngine:
         self._gate = gate
 
     def submit(self, request: GenerateRequest) -> TokenStream:
+        """Submit `request`; what the engine refuses, P learns of."""
         return self._gate.submit(self._engine, request)
 
 

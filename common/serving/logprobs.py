@@ -81,6 +81,7 @@ def chat_logprobs(positions: Sequence[PositionLogprobs], spelling: TokenSpelling
     """Chat logprobs of some output positions."""
 
     def alternative(entry: TokenLogprob) -> TopLogprob:
+        """A token beside the chosen one."""
         token = spelling.text(entry.token_id)
         return TopLogprob(token=token, logprob=finite(entry.logprob), bytes=spelling.raw(entry.token_id))
 
@@ -101,6 +102,7 @@ def prompt_logprobs(positions: Sequence[PositionLogprobs | None], spelling: Toke
     """Prompt logprobs as vLLM writes them: per position, token id → probability, rank and text."""
 
     def entry(token: TokenLogprob) -> PromptLogprob:
+        """What is said of one token."""
         return PromptLogprob(
             logprob=finite(token.logprob), rank=token.rank, decoded_token=spelling.text(token.token_id)
         )

@@ -27,6 +27,7 @@ def engine_readings(status: Callable[[], EngineStatus]) -> Source:
     """A source of the engine's gauges and counters."""
 
     def read() -> Iterable[Reading]:
+        """The numbers of now."""
         now = status()
         yield Reading(metrics.REQUESTS_RUNNING, now.num_running)
         for state, number in (

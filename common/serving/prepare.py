@@ -56,6 +56,7 @@ async def settled(ticket: GrammarTicket) -> None:
     done = asyncio.Event()
 
     def wake() -> None:
+        """From the compiler's thread."""
         # The loop may have closed since: nobody waits any more then.
         if not loop.is_closed():
             loop.call_soon_threadsafe(done.set)

@@ -162,6 +162,7 @@ async def _loaded(load: Callable[[], RunningRole], signalled: asyncio.Task[signa
     outcome: asyncio.Future[RunningRole] = loop.create_future()
 
     def work() -> None:
+        """On the thread: load, and hand over what came of it."""
         try:
             loaded = load()
         except BaseException as error:  # noqa: BLE001 - carried over to the event loop as it is

@@ -58,6 +58,7 @@ async def encode_all(texts: Sequence[str], model: ServedModel, *, add_special_to
     """
 
     def encode() -> list[tuple[int, ...]]:
+        """All of them, in this thread."""
         return [tuple(model.tokenizer.encode(text, add_special_tokens=add_special_tokens)) for text in texts]
 
     is_long = sum(map(len, texts)) > OFF_LOOP_CHARS
@@ -87,6 +88,7 @@ async def chat_prompt(
         extras["documents"] = fields.documents
 
     def render() -> tuple[int, ...]:
+        """The conversation as text, and that as tokens, in this thread."""
         text = model.chat_template.render(
             messages,
             tools,

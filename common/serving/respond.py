@@ -120,6 +120,7 @@ class _WholeSink:
         self._form = form
 
     async def push(self, delta: ChoiceDelta) -> None:
+        """Add one delta to the body."""
         if delta.finish is None:
             self._job.timeline.mark(Event.ANSWERED)
         self._form.add(delta)
@@ -137,6 +138,7 @@ class _StreamSink:
         self._lock = asyncio.Lock()
 
     async def push(self, delta: ChoiceDelta) -> None:
+        """Write one delta, and the head before the first."""
         data = b"".join(map(sse.encode_event, self._form.events(delta)))
         async with self._lock:
             response = self.response or await self._open()
@@ -144,11 +146,13 @@ class _StreamSink:
                 await response.write(data)
 
     async def close(self) -> web.StreamResponse:
+        """Write what follows the last delta, and the end marker."""
         response = self.response or await self._open()
         await response.write_eof(b"".join(map(sse.encode_event, self._form.closing_events())) + sse.DONE)
         return response
 
     async def fail(self, error: Exception) -> web.StreamResponse:
+        """Write the error in the place of the end marker."""
         response = self.response or await self._open()
         await response.write_eof(sse.encode_event(error_body.error_answer(error).body))
         return response

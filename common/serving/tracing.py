@@ -44,6 +44,7 @@ class EngineTraces:
 
         @web.middleware
         async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
+            """Handle the request; where its caller samples it, make the spans of it."""
             context = follow(request.headers.get(HEADER))
             if context is None:
                 return await handler(request)

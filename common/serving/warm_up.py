@@ -23,6 +23,7 @@ class _Last:
         self.finish: FinishReason | None = None
 
     async def push(self, delta: ChoiceDelta) -> None:
+        """Take one delta in."""
         self.finish = delta.finish
 
 

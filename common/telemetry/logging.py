@@ -61,6 +61,7 @@ class _Stderr:
 
 def _marker(role: str) -> structlog.typing.Processor:
     def mark(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        """Name the role in the line."""
         event["role"] = role
         return event
 

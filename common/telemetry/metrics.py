@@ -238,6 +238,7 @@ class _SourceCollector(Collector):
         self.sources: list[Source] = []
 
     def collect(self) -> Iterable[Metric]:
+        """Read every source once; readings of one metric become one family."""
         families: dict[str, Family] = {}
         for source in self.sources:
             for reading in source():

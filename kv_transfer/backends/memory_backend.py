@@ -162,6 +162,7 @@ class _MemoryGrid:
         self._grid = grid
 
     def ranges(self, block_ids: NDArray[np.int32]) -> RangeList:
+        """Where these blocks lie."""
         addresses = self._grid.address + block_ids.astype(np.int64) * self._grid.block_bytes
         lengths = np.full(len(block_ids), self._grid.block_bytes, dtype=np.uint64)
         return RangeList(addresses.astype(np.uint64), lengths, self._grid.device)

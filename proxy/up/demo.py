@@ -75,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _demo(config: str, console: Console) -> None:
     def report(line: str) -> None:
+        """Show what the processes are up to."""
         console.print(line, style="dim", markup=False, soft_wrap=True)
 
     async with running_trio(plan_children(config), report, SystemClock()) as trio:

@@ -76,6 +76,16 @@ def test_every_module_says_what_it_owns() -> None:
     assert not silent
 
 
+def test_every_public_function_says_what_it_does_nested_ones_too() -> None:
+    silent = []
+    for path in [*shipped_files(), *sorted((ROOT / "benchmarks").rglob("*.py"))]:
+        for node in nodes(path):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and not node.name.startswith("_") and not ast.get_docstring(node):
+                silent.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not silent
+
+
 @pytest.mark.parametrize(
     "package", ["common.wire.kv_params", "common.errors", "common.telemetry.timeline", "proxy.main"]
 )

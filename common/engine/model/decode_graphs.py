@@ -54,6 +54,7 @@ class CudaRecorder:
                 result = run()
 
         def replay() -> torch.Tensor:
+            """Run what was recorded; the same tensor each time, with new values."""
             graph.replay()
             return result
 
@@ -133,6 +134,7 @@ class GraphedDecoder:
         max_blocks = -(-self._max_len_tokens // block_size)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            """A fixed input of the recording, on the cache's device."""
             return torch.zeros(shape, dtype=dtype, device=device)
 
         batch = ForwardBatch(

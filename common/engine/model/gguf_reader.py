@@ -116,6 +116,7 @@ def _read_config(file: GgufFile, names: frozenset[str]) -> ModelConfig:
     family = _family(file)
 
     def size(name: str, default: int | None = None) -> int:
+        """A whole number from the file's keys of this family."""
         return file.require(f"{family.value}.{name}", int, default)
 
     num_heads = size("attention.head_count")

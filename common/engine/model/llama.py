@@ -145,6 +145,7 @@ def assemble(
     weights = CheckedWeights(source)
 
     def norm(name: str, size: int) -> RmsNorm:
+        """The norm with this weight, on the device."""
         return RmsNorm(weights.take(name, [size]).to(device, dtype), config.rms_norm_eps)
 
     embedding = weights.take("model.embed_tokens.weight", [config.vocab_size, config.hidden_size])
@@ -175,6 +176,7 @@ def _assemble_layer(
     hidden, query, kv, inner = config.hidden_size, config.query_size, config.kv_size, config.intermediate_size
 
     def stacked(parts: dict[str, int], in_features: int, *, has_bias: bool) -> Linear:
+        """One projection out of several with the same input, their rows one below the other."""
         weight = [weights.take(f"{prefix}{name}.weight", [size, in_features]) for name, size in parts.items()]
         bias = [weights.take(f"{prefix}{name}.bias", [size]) for name, size in parts.items()] if has_bias else []
         return kernels.linear(torch.cat(weight), torch.cat(bias) if bias else None)

@@ -178,6 +178,7 @@ class Scheduler:
 
     def _schedule_running(self, draft: PlanDraft) -> None:
         def preempt(victim: Request) -> None:
+            """Preempt `victim`; the plan knows that somebody was."""
             self._preempt(victim)
             draft.has_preempted = True
 

@@ -148,6 +148,7 @@ def _of_required(value: object) -> Sequence[object] | None:
 
 def _of_least(keyword: str, type_name: str) -> Callable[[object], Sequence[object] | None]:
     def rule(value: object) -> Sequence[object] | None:
+        """What has less than `value` of it; nothing has where `value` is 0."""
         if not isinstance(value, int) or isinstance(value, bool):
             return None
         return [{"type": type_name, keyword: value - 1}] if value > 0 else []
@@ -157,6 +158,7 @@ def _of_least(keyword: str, type_name: str) -> Callable[[object], Sequence[objec
 
 def _of_most(keyword: str, type_name: str) -> Callable[[object], Sequence[object] | None]:
     def rule(value: object) -> Sequence[object] | None:
+        """What has more than `value` of it."""
         if not isinstance(value, int) or isinstance(value, bool):
             return None
         return [{"type": type_name, keyword: value + 1}]
@@ -166,6 +168,7 @@ def _of_most(keyword: str, type_name: str) -> Callable[[object], Sequence[object
 
 def _of_bound(keyword: str) -> Callable[[object], Sequence[object] | None]:
     def rule(value: object) -> Sequence[object] | None:
+        """Numbers on the other side of `value`."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None  # draft 4 writes exclusiveMinimum as a boolean
         return [{"type": "number", keyword: value}]

@@ -166,6 +166,7 @@ def _vocabulary(table: ProbeVocabulary) -> Vocabulary:
     single = {token: token_id for token_id, token in enumerate(table.token_bytes) if len(token) == 1}
 
     def encode(text: str) -> list[int]:
+        """One token per byte, where the vocabulary has it."""
         # Spelling in single bytes is enough here: nothing is ever generated from what a probe compiles.
         return [single[bytes([byte])] for byte in text.encode() if bytes([byte]) in single]
 

@@ -38,6 +38,7 @@ def weaken(schema: Schema) -> tuple[object, tuple[str, ...]]:
     left_out: set[str] = set()
 
     def loosen(node: Schema) -> object:
+        """`node` without what only forbids; notes what that was."""
         for keyword in _LEFT_OUT & node.keys():
             left_out.add(keyword)
             del node[keyword]

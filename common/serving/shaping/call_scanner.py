@@ -113,14 +113,17 @@ class _Call:
         self._has_arguments = False
 
     def add_arguments(self, text: str) -> None:
+        """More of them, as JSON text."""
         self._has_arguments = True
         self._waiting.append(text)
 
     def close(self) -> None:
+        """The call is over: one without arguments has empty ones."""
         if not self._has_arguments:
             self._waiting.append("{}")
 
     def take(self) -> list[ToolCallPiece]:
+        """What can be shown and was not yet: nothing before the name is known."""
         if self.name is None or (self._shown and not self._waiting):
             return []
         name = None if self._shown else self.name
@@ -141,10 +144,12 @@ class _Value:
 
     @property
     def raw(self) -> str:
+        """Its text so far."""
         return "".join(self._characters)
 
     @property
     def started(self) -> bool:
+        """Whether it has any text."""
         return bool(self._characters)
 
     @property

@@ -26,6 +26,7 @@ class _Watched:
 
     @property
     def longest_prefix(self) -> int:
+        """Tokens of the longest word without its last."""
         return max(len(word) for word in self.words) - 1
 
 

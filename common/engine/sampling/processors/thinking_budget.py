@@ -48,6 +48,7 @@ class _Progress:
 
     @classmethod
     def empty(cls, num_rows: int, width: int) -> "_Progress":
+        """Rows without a budget that have said nothing."""
         return cls(
             budget=np.full(num_rows, _NO_BUDGET, dtype=np.int64),
             used=np.zeros(num_rows, dtype=np.int64),
@@ -57,9 +58,11 @@ class _Progress:
         )
 
     def copy_of(self, rows: IntArray) -> "_Progress":
+        """The state of some rows, for `put`."""
         return _Progress(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def put(self, rows: IntArray, part: "_Progress") -> None:
+        """Write the state of some rows."""
         for field in fields(self):
             getattr(self, field.name)[rows] = getattr(part, field.name)
 
