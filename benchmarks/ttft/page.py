@@ -21,10 +21,16 @@ COLOURS = {
     "first": "#2e7d4f",
     "return": "#c4c7cc",
 }
-OTHER = "#d7aefb"
+OTHER, OTHER_NAME = "#d7aefb", "not taken apart"
 PREFILL = "prefill"
 
-BAR_HEIGHT, GAP, LABEL_WIDTH, PLOT_WIDTH, VALUE_WIDTH, AXIS_HEIGHT = 22, 10, 190, 640, 170, 26
+BAR_HEIGHT, GAP, PLOT_WIDTH, MARGIN, AXIS_HEIGHT = 22, 10, 640, 30, 26
+VALUE_END, RATIO_END, PLOT_START = 165, 223, 235
+"""Left of the bars: the cell's name from 0 on, milliseconds, ratio."""
+
+NARROWEST_PX = 700
+"""Below, drawings scroll instead of shrinking: their letters would be too small to read. What scrolls first into sight
+is what each bar stands for."""
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--soft:#656d76;--line:#d0d7de;--paper:#ffffff}
@@ -33,16 +39,19 @@ body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)
 body{max-width:1060px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin:2.2rem 0 .2rem}
 h3{font-size:.95rem;margin:1.2rem 0 .3rem}p{color:var(--soft);margin:.2rem 0 1rem}
-svg text{font:13px system-ui,sans-serif;fill:var(--ink)}svg .soft{fill:var(--soft)}svg line{stroke:var(--line)}
-svg .free{stroke:var(--soft);stroke-dasharray:3 3}svg .range{stroke:var(--ink)}
+svg{display:block;min-width:__NARROWEST__px}svg line{stroke:var(--line)}
+svg text{font:13px system-ui,sans-serif;font-variant-numeric:tabular-nums;fill:var(--ink)}
+svg .soft{fill:var(--soft)}svg .free{stroke:var(--soft);stroke-dasharray:3 3}
+svg .range{stroke:var(--ink)}svg .rim{stroke:var(--paper);stroke-width:3px;opacity:.6}.wide{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.85rem;white-space:nowrap}
 th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
+th:first-child,td:first-child{position:sticky;left:0;background:var(--paper)}
 th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
-.key{position:sticky;top:0;background:var(--paper);padding:.5rem 0}
+.key{position:sticky;top:0;z-index:1;background:var(--paper);padding:.5rem 0}
 .key{display:flex;flex-wrap:wrap;gap:.3rem 1rem;font-size:.85rem;color:var(--soft)}
 .key i{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin-right:.35rem;vertical-align:-1px}
 code{font-size:.85rem;overflow-wrap:anywhere}
-"""
+""".replace("__NARROWEST__", str(NARROWEST_PX))
 
 Groups = Sequence[tuple[tuple[str, int], list[Row]]]
 
@@ -68,7 +77,7 @@ def render(rows: Sequence[Row], command: str, setting: str) -> str:
 
 def _whole(groups: Groups) -> str:
     longest_ms = max((row.p50.high for _, rows in groups for row in rows), default=1.0)
-    drawn = [f"{_heading(key)}{_Plot(rows, longest_ms, skipped='').svg()}" for key, rows in groups]
+    drawn = [_drawing(key, _Plot(rows, longest_ms, skipped="")) for key, rows in groups]
     return f"<h2>The whole TTFT</h2>{''.join(drawn)}"
 
 
@@ -77,17 +86,22 @@ def _without_prefill(groups: Groups) -> str:
     if not any(row.stages_ms.get(PREFILL) for _, rows in groups for row in rows):
         return ""
     longest_ms = max(_shown_ms(row, PREFILL) for _, rows in groups for row in rows)
-    drawn = [f"{_heading(key)}{_Plot(rows, longest_ms, skipped=PREFILL).svg()}" for key, rows in groups]
+    drawn = [_drawing(key, _Plot(rows, longest_ms, skipped=PREFILL)) for key, rows in groups]
     return f"<h2>Everything but the prefill</h2>{''.join(drawn)}"
 
 
-def _heading(key: tuple[str, int]) -> str:
-    return f"<h3>{html.escape(key[0])}, prompts of {key[1]} words</h3>"
+def _drawing(key: tuple[str, int], plot: "_Plot") -> str:
+    heading = f"{html.escape(key[0])}, prompts of {key[1]} words"
+    return f"<h3>{heading}</h3><div class=wide>{plot.svg(heading)}</div>"
 
 
 def _key(rows: Sequence[Row]) -> str:
     used = [name for name in STAGE_ORDER if any(row.stages_ms.get(name, 0) > 0 for row in rows)]
-    items = [f"<span><i style='background:{COLOURS[name]}'></i>{name}</span>" for name in used]
+    others = sorted({name for row in rows for name, ms in row.stages_ms.items() if ms > 0} - set(COLOURS))
+    colours = [(name, COLOURS[name]) for name in used] + [(name, OTHER) for name in others]
+    if any(not any(row.stages_ms.values()) for row in rows):
+        colours.append((OTHER_NAME, OTHER))
+    items = [f"<span><i style='background:{colour}'></i>{html.escape(name)}</span>" for name, colour in colours]
     return f"<div class=key>{''.join(items)}</div>"
 
 
@@ -111,21 +125,21 @@ class _Plot:
         self._scale = PLOT_WIDTH / longest_ms
         self._skipped = skipped
 
-    def svg(self) -> str:
-        """The drawing."""
+    def svg(self, label: str) -> str:
+        """The drawing; `label` is HTML and says what it shows."""
         axis_y = len(self._rows) * (BAR_HEIGHT + GAP)
-        width, height = LABEL_WIDTH + PLOT_WIDTH + VALUE_WIDTH, axis_y + AXIS_HEIGHT
+        width, height = PLOT_START + PLOT_WIDTH + MARGIN, axis_y + AXIS_HEIGHT
         bars = [self._bar(row, number * (BAR_HEIGHT + GAP)) for number, row in enumerate(self._rows)]
         step = _nice_step(self._longest_ms)
         ticks = [self._tick(step * number, axis_y) for number in range(6)]
         return (
-            f"<svg viewBox='0 0 {width} {height}' width='100%' role=img aria-label='stages'>"
-            f"<line x1={LABEL_WIDTH} x2={LABEL_WIDTH + PLOT_WIDTH} y1={axis_y} y2={axis_y} />"
+            f"<svg viewBox='0 0 {width} {height}' width='100%' role=img aria-label='{label}'>"
+            f"<line x1={PLOT_START} x2={PLOT_START + PLOT_WIDTH} y1={axis_y} y2={axis_y} />"
             f"{''.join(ticks)}{''.join(bars)}{self._free_line(axis_y)}</svg>"
         )
 
     def _x(self, value_ms: float) -> float:
-        return LABEL_WIDTH + value_ms * self._scale
+        return PLOT_START + value_ms * self._scale
 
     def _free_line(self, axis_y: float) -> str:
         free = next((row for row in self._rows if row.cell.kind == "free"), None)
@@ -135,24 +149,28 @@ class _Plot:
         return f"<line class=free x1={x:.1f} x2={x:.1f} y1=0 y2={axis_y} />"
 
     def _bar(self, row: Row, y: float) -> str:
-        middle, length_ms = y + BAR_HEIGHT * 0.7, _shown_ms(row, self._skipped)
-        parts = [f"<text x={LABEL_WIDTH - 10} y={middle} text-anchor=end>{html.escape(row.cell.name)}</text>"]
-        parts += self._stages(row, y, length_ms)
-        end_ms, ratio = length_ms, ""
+        parts = [self._texts(row, y), *self._stages(row, y, _shown_ms(row, self._skipped))]
         if not self._skipped:
-            end_ms, ratio = row.p50.high, f"  ×{row.to_free.value:.2f}" if row.to_free else ""
             low, high, at = self._x(row.p50.low), self._x(row.p50.high), y + BAR_HEIGHT / 2
-            parts.append(f"<line class=range x1={low:.1f} x2={high:.1f} y1={at} y2={at} />")
-        shown = f"{length_ms:.0f} ms<tspan class=soft>{ratio}</tspan>"
-        parts.append(f"<text x={self._x(end_ms) + 8:.1f} y={middle}>{shown}</text>")
+            place = f"x1={low:.1f} x2={high:.1f} y1={at} y2={at}"
+            parts.append(f"<line class=rim {place} /><line class=range {place} />")
         return "".join(parts)
+
+    def _texts(self, row: Row, y: float) -> str:
+        ratio = f"×{row.to_free.value:.2f}" if row.to_free and not self._skipped else ""
+        middle, value = y + BAR_HEIGHT * 0.7, f"{_shown_ms(row, self._skipped):.0f} ms"
+        return (
+            f"<text y={middle}>{html.escape(row.cell.name)}</text>"
+            f"<text x={VALUE_END} y={middle} text-anchor=end>{value}</text>"
+            f"<text class=soft x={RATIO_END} y={middle} text-anchor=end>{ratio}</text>"
+        )
 
     def _stages(self, row: Row, y: float, length_ms: float) -> list[str]:
         stages = {name: ms for name, ms in row.stages_ms.items() if name != self._skipped}
         total_ms = sum(stages.values())
         if not total_ms:
             size = f"width={length_ms * self._scale:.1f} height={BAR_HEIGHT}"
-            return [f"<rect x={LABEL_WIDTH} y={y} {size} fill='{OTHER}' rx=2 />"]
+            return [f"<rect x={PLOT_START} y={y} {size} fill='{OTHER}' rx=2 />"]
         parts, start_ms = [], 0.0
         for name, median_ms in stages.items():
             drawn_ms = median_ms * length_ms / total_ms
@@ -165,9 +183,9 @@ class _Plot:
 
     def _tick(self, value_ms: float, y: float) -> str:
         x = self._x(value_ms)
-        if x > LABEL_WIDTH + PLOT_WIDTH:
+        if x > PLOT_START + PLOT_WIDTH:
             return ""
-        label = f"<text class=soft x={x:.1f} y={y + 18} text-anchor=middle>{value_ms:g}</text>"
+        label = f"<text class=soft x={x:.1f} y={y + 18} text-anchor=middle>{value_ms:g} ms</text>"
         return f"<line x1={x:.1f} x2={x:.1f} y1={y} y2={y + 4} />{label}"
 
 
@@ -190,8 +208,13 @@ def _ttft_table(rows: Sequence[Row]) -> str:
 
 def _stage_table(rows: Sequence[Row]) -> str:
     stages = [name for name in STAGE_ORDER if any(name in row.stages_ms for row in rows)]
-    lines = [[*_names(row), *(f"{row.stages_ms.get(name, 0):.1f}" for name in stages)] for row in rows]
+    lines = [[*_names(row), *(_in_ms(row.stages_ms.get(name)) for name in stages)] for row in rows]
     return _table(["cell", "target", "words", *stages], lines)
+
+
+def _in_ms(value_ms: float | None) -> str:
+    """Nothing where nobody told it: that is not the same as 0."""
+    return "" if value_ms is None else f"{value_ms:.1f}"
 
 
 def _names(row: Row) -> list[str]:
@@ -201,4 +224,4 @@ def _names(row: Row) -> list[str]:
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
-    return f"<div style='overflow-x:auto'><table><tr>{head}</tr>{body}</table></div>"
+    return f"<div class=wide><table><tr>{head}</tr>{body}</table></div>"
