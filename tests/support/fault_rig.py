@@ -224,13 +224,14 @@ class Fault:
     `restart` a new process of the same kind; `stop` and `delay` freeze it."""
 
     def __init__(self, trio: Trio, victim: str, kind: str) -> None:
-        self._trio, self._victim, self._kind = trio, victim, kind
+        self._trio, self._victim, self.kind = trio, victim, kind
         self._refuser: Refuser | None = None
+        self._is_on = False
 
     @property
     def is_passing(self) -> bool:
         """Whether it is over by itself while the request goes on."""
-        return self._kind in ("delay", "restart")
+        return self.kind in ("delay", "restart")
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -239,20 +240,24 @@ class Fault:
 
     async def begin(self) -> None:
         """Hurt the process."""
+        self._is_on = True
         process = self._trio.processes[self._victim]
-        if self._kind in ("stop", "delay"):
+        if self.kind in ("stop", "delay"):
             process.send_signal(signal.SIGSTOP)
         else:
             process.send_signal(signal.SIGKILL)
             await asyncio.to_thread(self._trio.processes.pop(self._victim).wait, 10)
-        if self._kind == "refuse":
+        if self.kind == "refuse":
             self._refuser = await Refuser.at(self._trio.ports[self._victim])
 
     async def resume(self) -> None:
-        """Whoever was hurt goes on, or begins anew."""
+        """Whoever was hurt goes on, or begins anew. Idempotent."""
+        if not self._is_on:
+            return
+        self._is_on = False
         if self._refuser is not None:
             await self._refuser.runner.cleanup()
-        if self._kind in ("stop", "delay"):
+        if self.kind in ("stop", "delay"):
             self._trio.processes[self._victim].send_signal(signal.SIGCONT)
         else:
             self._trio.start(self._victim)
@@ -294,7 +299,19 @@ async def one_cell(trio: Trio, place: str, victim: str, kind: str, num_prompt_to
 
 
 async def _one_try(trio: Trio, place: str, victim: str, kind: str, num_prompt_tokens: int | None) -> Asked | None:
+    """One try; one that fails says what the processes logged, and leaves them whole for the next test."""
     asked, fault = Asked(body_of(place, num_prompt_tokens), in_halves=place == "body"), Fault(trio, victim, kind)
+    try:
+        return await _hurt_once(trio, place, asked, fault)
+    except Exception as error:
+        error.add_note(f"the answer by then: {asked.end or 'none'} {asked.detail} after {asked.seconds:.1f} s")
+        for role in ROLES:
+            error.add_note(f"--- {role}\n{trio.log(role, 1500)}")
+        await fault.end()
+        raise
+
+
+async def _hurt_once(trio: Trio, place: str, asked: Asked, fault: Fault) -> Asked | None:
     num_tasks = await total(trio, "proxy", TASKS)
     async with asyncio.TaskGroup() as group:
         async with occupied(trio, place):
@@ -304,14 +321,14 @@ async def _one_try(trio: Trio, place: str, victim: str, kind: str, num_prompt_to
             except Missed:
                 return None
             await fault.begin()
-            if kind == "delay":
+            if fault.kind == "delay":
                 await asyncio.sleep(LATE_S)
             if fault.is_passing:
                 await fault.end()
         asked.may_end.set()
         await asyncio.wait_for(answering, DEADLINE_S)
     if not fault.is_passing:
-        if kind != "stop":
+        if fault.kind != "stop":
             await assert_nothing_held(trio, fault.survivors)
         await fault.end()
     await assert_nothing_held(trio, ROLES)
