@@ -226,14 +226,9 @@ async def test_orders_reach_all_workers_and_those_that_start_later(tmp_path: Pat
         proxy = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
         try:
             async with asyncio.timeout(60), aiohttp.ClientSession() as session:
-                for _ in range(4):  # until both are there
-                    await serves(session, url + COMPLETIONS)
+                await serves(session, url + COMPLETIONS)
                 for number in range(4):
-                    d.arrived.clear()
-                    d.script(COMPLETIONS, mock.hangs)
-                    named = {"X-Request-Id": f"id-{number}", **fresh}
-                    asking = asyncio.ensure_future(session.post(url + COMPLETIONS, json=STREAM, headers=named))
-                    await d.arrived.wait()
+                    asking = await hanging(session, url + COMPLETIONS, d, {"X-Request-Id": f"id-{number}", **fresh})
                     order = {"request_id": f"id-{number}"}
                     async with session.post(url + "/abort", json=order, headers=fresh) as answer:
                         assert await answer.json() == {"aborted": 1}
@@ -273,6 +268,23 @@ async def counts(session: aiohttp.ClientSession, url: str, number: int) -> None:
                 if told in await answer.text():
                     return
         await asyncio.sleep(0.05)  # other processes, whose files are a second old
+
+
+async def hanging(
+    session: aiohttp.ClientSession, url: str, d: mock.MockEngine, headers: dict[str, str]
+) -> asyncio.Future[aiohttp.ClientResponse]:
+    """A request that hangs on D. Whichever process it meets may be starting: then it is asked again."""
+    d.arrived.clear()
+    d.script(COMPLETIONS, mock.hangs)
+    while True:
+        asking = asyncio.ensure_future(session.post(url, json=STREAM, headers=headers))
+        arrived = asyncio.ensure_future(d.arrived.wait())
+        await asyncio.wait({asking, arrived}, return_when=asyncio.FIRST_COMPLETED)
+        if arrived.done():
+            return asking
+        arrived.cancel()
+        assert (await asking).status == 503
+        await asyncio.sleep(0.05)  # another process
 
 
 async def serves(session: aiohttp.ClientSession, url: str) -> None:
