@@ -43,7 +43,7 @@ def make_choices(request: GenerateRequest, order: int, eos_token_ids: frozenset[
         eos_token_ids: of the model.
     """
     params = request.sampling
-    stop_ids = eos_token_ids | frozenset(params.stop_token_ids)
+    stop_ids = eos_token_ids.union(params.stop_token_ids) if params.stop_token_ids else eos_token_ids
     choices = [
         Request(
             request,

@@ -117,11 +117,13 @@ class SamplerPort(Protocol):
         bitmask: torch.Tensor | None = None,
         masked_rows: Sequence[int] = (),
         drafts: Sequence[Sequence[int]] = (),
+        highest: torch.Tensor | None = None,
     ) -> SampledTokens:
         """One token per logits row of float32 `[R, vocab_size]`; `rows[i]` is the persistent row of logits row i.
 
         `bitmask` (int32 CPU `[M, ceil(vocab_size / 32)]`) constrains the logits rows `masked_rows`, length M. Before
         logits row i the tokens `drafts[i]` are taken as accepted beyond those recorded; empty: no row has any.
+        `highest` (int64 CPU `[R]`), if given: the first token with the highest of each row of `logits`; -1: not known.
         """
         ...
 

@@ -42,7 +42,9 @@ class GreedySampler:
         bitmask: torch.Tensor | None = None,
         masked_rows: Sequence[int] = (),
         drafts: Sequence[Sequence[int]] = (),
+        highest: torch.Tensor | None = None,
     ) -> FakeSampleOutput:
+        assert highest is None or len(highest) == len(rows)
         assert len(rows) == logits.shape[0]
         assert len(drafts) in (0, len(rows))
         assert len({(row, len(draft)) for row, draft in zip(rows, drafts or [()] * len(rows), strict=True)}) == len(

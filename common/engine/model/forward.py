@@ -28,6 +28,8 @@ class ForwardBatch:
             `logits_indices` back would make the host wait for the device.
         is_recorded: what is asked of the device is recorded and replayed with other values in the same tensors:
             `seq_lens` are the longest there may be, and nothing may be worked out from them on the host.
+        highest: int64 CPU [num_logits], or None: where a model that can says the first token with the highest logit of
+            each row of logits, -1 where that is no finite number or a logit is NaN. Others leave it as it is: -1.
     """
 
     token_ids: torch.Tensor
@@ -39,6 +41,7 @@ class ForwardBatch:
     logits_indices: torch.Tensor
     is_decode: bool = False
     is_recorded: bool = False
+    highest: torch.Tensor | None = None
 
 
 class DecoderModel(Protocol):

@@ -44,6 +44,9 @@ class KeptDecodes:
         self._ends = [chunk.start + 1 for chunk in chunks]
         self._query_start = tuple(range(len(chunks) + 1))
         self._logits_indices = self._placed(np.arange(len(chunks)))
+        is_greedy = any(chunk.request.sampling.is_greedy for chunk in chunks)
+        asks = is_greedy and storage.device.type == "cpu"
+        self._highest = torch.full((len(chunks),), -1, dtype=torch.int64) if asks else None
         self._placed_tables = self._placed(block_tables)
         self._placed_tokens = self._placed(tokens).unbind(0)
 
@@ -59,6 +62,7 @@ class KeptDecodes:
             seq_lens=tuple(self._ends),
             logits_indices=self._logits_indices,
             is_decode=True,
+            highest=self._highest,
         )
 
     def move_on(self, chunks: Sequence[ScheduledChunk]) -> bool:

@@ -5,8 +5,8 @@ outputs already are. Does not know: sampling, policy.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,8 +18,7 @@ from common.engine.runner.kept_decodes import KeptDecodes, placed
 from common.engine.step import ScheduledChunk, StepPlan
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepLogits:
+class StepLogits(msgspec.Struct, frozen=True, eq=False):
     """Logits of one forward, float32 on the device.
 
     Attributes:
@@ -27,10 +26,12 @@ class StepLogits:
             drafted token.
         prompt: `[num_prompt_logits, vocab_size]`, chunk after chunk; row i of a chunk predicts the token after it. None
             for a plain decode.
+        highest: of each row of `sampling`, see `ForwardBatch`.
     """
 
     sampling: torch.Tensor
-    prompt: torch.Tensor | None
+    prompt: torch.Tensor | None = None
+    highest: torch.Tensor | None = None
 
 
 class ModelRunner:
@@ -67,7 +68,7 @@ class ModelRunner:
         """Compute the plan's batch; writes its K and V into the cache. On CUDA it returns before the device is done."""
         logits = self._model.forward(batch, self._storage.tensor)
         if plan.is_decode:
-            return StepLogits(logits, None)
+            return StepLogits(logits, highest=batch.highest)
         num_samples = sum(chunk.num_samples for chunk in plan.chunks)
         return StepLogits(logits[:num_samples], logits[num_samples:])
 

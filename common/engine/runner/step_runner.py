@@ -101,7 +101,9 @@ class StepRunner:
             return None
         bitmask = pending.wait() if pending is not None else None
         self._timer.lap(StepPart.MASK_WAIT)
-        sampled = self._sampler.sample(logits.sampling, asked.rows, bitmask, asked.masked_rows, asked.drafts)
+        sampled = self._sampler.sample(
+            logits.sampling, asked.rows, bitmask, asked.masked_rows, asked.drafts, logits.highest
+        )
         self._timer.lap(StepPart.SAMPLE)
         return sampled
 

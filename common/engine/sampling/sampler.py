@@ -15,7 +15,7 @@ import torch
 
 from common.engine.outputs import PositionLogprobs
 from common.engine.sampling.batch_state import AddedRow, BatchUpdate, LogitsRows
-from common.engine.sampling.cpu_kernels.library import GreedyRows, SamplingKernels, kernels_for
+from common.engine.sampling.cpu_kernels.library import kernels_for
 from common.engine.sampling.draw import Drawer
 from common.engine.sampling.grammar_mask import allows_only, apply_bitmask
 from common.engine.sampling.logprobs import position_logprobs
@@ -72,7 +72,7 @@ class Sampler:
     ) -> None:
         self._device = device
         self._mode = logprobs_mode
-        self._outputs: dict[int, list[int]] = {}
+        self._outputs: list[list[int]] = [[] for _ in range(max_rows)]
         self._parameters = RowParameters(vocab_size, max_rows, device)
         context = ProcessorContext(vocab_size=vocab_size, max_rows=max_rows, device=device)
         self._kernels = kernels_for(device) if use_kernels else None
@@ -87,10 +87,10 @@ class Sampler:
         """Apply membership changes (removed, added, moved) before the step that needs them."""
         self._plan = None
         for row in update.removed:
-            self._outputs.pop(row, None)
+            self._outputs[row] = []
         added = tuple(self._added(entry) for entry in update.added)
         for moved in update.moved:
-            self._outputs[moved.target] = self._outputs.pop(moved.source)
+            self._outputs[moved.target], self._outputs[moved.source] = self._outputs[moved.source], []
             self._parameters.move(moved.source, moved.target)
         self._pipeline.update_state(replace(update, added=added))
         self._follows_outputs = self._pipeline.follows_outputs()
@@ -102,6 +102,7 @@ class Sampler:
         bitmask: torch.Tensor | None = None,
         masked_rows: Sequence[int] = (),
         drafts: Sequence[Sequence[int]] = (),
+        highest: torch.Tensor | None = None,
     ) -> SampleOutput:
         """Sample one token per logits row. Changes `logits`, never the batch state.
 
@@ -111,6 +112,8 @@ class Sampler:
             bitmask: int32 CPU [M, ceil(vocab_size / 32)], bit set = allowed, or None.
             masked_rows: logits row of each bitmask row, length M; all others are unconstrained.
             drafts: tokens assumed accepted before each logits row beyond the recorded ones; empty: none.
+            highest: int64 CPU [R], where somebody knows: the first token with the highest of each row of `logits`, -1
+                where that is no finite number or not known.
         """
         if not rows:
             return SampleOutput([], [], NO_ROWS)
@@ -119,7 +122,12 @@ class Sampler:
         if not masked_rows:
             bitmask = None
         if self._takes_highest and self._kernels is not None and plan.greedy is not None:
-            return self._take_highest(self._kernels, logits, plan.greedy, bitmask, masked_rows)
+            if bitmask is not None:
+                plan.greedy.mask(masked_rows)
+            plan.greedy.know(highest)
+            num_failed = self._kernels.highest(logits, plan.greedy, bitmask)
+            failed = plan.greedy.failed_rows() if num_failed else NO_ROWS
+            return SampleOutput(plan.greedy.token_list(), [None] * plan.greedy.count, failed)
         if self._takes_highest:
             if bitmask is not None:
                 self._mask(logits, bitmask, masked_rows)
@@ -136,26 +144,11 @@ class Sampler:
         logprobs = self._report(plan, raw, logits, token_ids, output.failed_rows)
         return SampleOutput(output.token_ids, logprobs, output.failed_rows)
 
-    def _take_highest(
-        self,
-        kernels: SamplingKernels,
-        logits: torch.Tensor,
-        greedy: GreedyRows,
-        bitmask: torch.Tensor | None,
-        masked_rows: Sequence[int],
-    ) -> SampleOutput:
-        """`sample` where that is all anybody wants: one call, which reads what may come and writes no logit."""
-        if bitmask is not None:
-            bitmask = bitmask.contiguous()
-            greedy.mask(masked_rows)
-        num_failed = kernels.highest(logits, greedy, bitmask)
-        failed = greedy.failed_rows() if num_failed else NO_ROWS
-        return SampleOutput(greedy.token_list(), [None] * greedy.count, failed)
-
     def record(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         """Tokens were accepted: `token_ids[i]` by persistent row `rows[i]`; a row may come several times, in order."""
+        outputs = self._outputs
         for row, token_id in zip(rows, token_ids, strict=True):
-            self._outputs[row].append(token_id)
+            outputs[row].append(token_id)
         if self._follows_outputs:
             for wave_rows, wave_tokens in _waves(rows, token_ids):
                 self._pipeline.record(np.array(wave_rows, dtype=np.int64), np.array(wave_tokens, dtype=np.int64))
@@ -240,6 +233,7 @@ class Sampler:
     def _highest(self, logits: torch.Tensor, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens int64 [R] and which rows had any, bool [R]; those of greedy rows are written."""
         if plan.greedy_rows.size and self._kernels is not None and plan.greedy is not None:
+            plan.greedy.know(None)
             self._kernels.highest(logits, plan.greedy)
         elif plan.greedy_rows.size:
             plan.token_ids[:], plan.usable[:] = _highest(logits)

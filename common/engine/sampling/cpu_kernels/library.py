@@ -22,7 +22,7 @@ from common.engine.sampling.random import Keys
 SOURCES = Path(__file__).parent / "csrc"
 SIGNATURES: dict[str, list[type]] = {
     "pd_mask": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64],
-    "pd_highest": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 3],
+    "pd_highest": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 4],
     "pd_draw": [c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 7],
     "pd_log_normaliser": [c_void_p, c_int64, c_int64, c_void_p],
     "pd_count_above": [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p],
@@ -63,13 +63,16 @@ class GreedyRows:
 
     def __init__(self, rows: IntArray, tokens: torch.Tensor, usable: torch.Tensor) -> None:
         self._rows = np.ascontiguousarray(rows)
-        self._out = (tokens.numpy(), usable.numpy())
+        self._out = (tokens, usable)
+        self._token_values = memoryview(tokens.numpy().data)  # its `tolist` touches less than numpy's or torch's
         self._masked_rows: tuple[int, ...] = ()
         self._mask_of: IntArray | None = None
+        self._known: torch.Tensor | None = None
         self.count = len(rows)
         self.rows = self._rows.ctypes.data
-        self.tokens, self.usable = (array.ctypes.data for array in self._out)
+        self.tokens, self.usable = tokens.data_ptr(), usable.data_ptr()
         self.mask_of: int | None = None
+        self.known: int | None = None
 
     def mask(self, masked_rows: Sequence[int]) -> None:
         """Say which logits rows a bitmask masks, in its order; they stay until others are named."""
@@ -78,14 +81,18 @@ class GreedyRows:
             self._mask_of = np.array([place_of.get(row, -1) for row in self._rows.tolist()], dtype=np.int64)
             self._masked_rows, self.mask_of = tuple(masked_rows), self._mask_of.ctypes.data
 
+    def know(self, tokens: torch.Tensor | None) -> None:
+        """Say where the first highest token of each logits row without a mask stands: int64 CPU [R], -1: not known."""
+        if tokens is not self._known:
+            self._known, self.known = tokens, None if tokens is None else tokens.data_ptr()
+
     def token_list(self) -> list[int]:
         """Tokens of all R logits rows as they now stand."""
-        tokens: list[int] = self._out[0].tolist()
-        return tokens
+        return self._token_values.tolist()
 
     def failed_rows(self) -> frozenset[int]:
         """Logits rows of all R that are not usable as it now stands."""
-        return frozenset(np.flatnonzero(~self._out[1]).tolist())
+        return frozenset(row for row, is_usable in enumerate(self._out[1].tolist()) if not is_usable)
 
 
 class SamplingKernels:
@@ -110,12 +117,15 @@ class SamplingKernels:
 
         Args:
             logits: not changed.
-            greedy: which rows, and which of them `bitmask` masks.
-            bitmask: int32 CPU [M, W], contiguous; what it forbids does not count. None: every token may come.
+            greedy: which rows, which of them `bitmask` masks, and what is known: where that is allowed, its row is not
+                read.
+            bitmask: int32 CPU [M, W]; what it forbids does not count. None: every token may come.
 
         Returns:
             How many of the rows have none.
         """
+        if bitmask is not None:
+            bitmask = bitmask.contiguous()
         return int(
             self._library.pd_highest(
                 logits.data_ptr(),
@@ -125,6 +135,7 @@ class SamplingKernels:
                 bitmask.data_ptr() if bitmask is not None else None,
                 bitmask.shape[1] if bitmask is not None else 0,
                 greedy.mask_of if bitmask is not None else None,
+                greedy.known,
                 greedy.tokens,
                 greedy.usable,
             )

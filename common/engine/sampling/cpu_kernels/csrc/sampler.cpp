@@ -233,13 +233,20 @@ void pd_mask(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows
 
 // The first highest logit of each of `rows`, and whether it is a finite number in a row without NaN. Like pd_draw it
 // writes tokens[row] and usable[row] of these rows only. Where mask_of[r] >= 0, only what that row of the bitmask allows
-// counts; mask_of null: nothing is masked. Returns how many rows are not usable.
+// counts; mask_of null: nothing is masked. known[row] (or known null) >= 0 is the first highest without a mask, which is
+// a finite number in a row without NaN. Returns how many rows are not usable.
 int64_t pd_highest(const float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bitmask,
-                   int64_t words, const int64_t* mask_of, int64_t* tokens, uint8_t* usable) {
+                   int64_t words, const int64_t* mask_of, const int64_t* known, int64_t* tokens, uint8_t* usable) {
   int64_t num_failed = 0;
   for (int64_t r = 0; r < num_rows; r++) {
     const float* row = logits + rows[r] * vocab;
     const uint32_t* allowed = mask_of && mask_of[r] >= 0 ? bitmask + mask_of[r] * words : nullptr;
+    const int64_t best = known ? known[rows[r]] : -1;
+    if (best >= 0 && (!allowed || allowed[best / 32] >> (best % 32) & 1)) {  // the first of all is the first of some
+      usable[rows[r]] = true;
+      tokens[rows[r]] = best;
+      continue;
+    }
     bool is_number;
     const float top = allowed ? highest_allowed(row, vocab, allowed, &is_number) : highest(row, vocab, &is_number);
     const bool is_usable = is_number && std::isfinite(top);
