@@ -13,6 +13,7 @@ from benchmarks.roofline.machine import Machine
 from common.engine.kv_cache.storage import KvCacheStorage, KvShape
 from common.engine.model.config import ModelConfig
 from common.engine.model.cpu_kernels.decoder import CpuDecoder
+from common.engine.model.cpu_kernels.library import load_library
 from common.engine.model.forward import ForwardBatch
 from common.engine.model.loader import load_model
 
@@ -115,7 +116,10 @@ class ModelBench:
         self._kernels = kernels
         loaded = load_model(path, dtype=dtype, kernels=kernels, num_threads=machine.num_threads)
         self._config, self._model = loaded.config, loaded.model
-        self._gemm_dtype = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+        # int8 on the tile unit multiplies each weight with the three bfloat16 terms of an activation.
+        on_tiles = dtype == "int8" and kernels == "cpu" and bool(load_library().pd_has_tiles())
+        self._gemm_dtype = torch.bfloat16 if dtype == "bfloat16" or on_tiles else torch.float32
+        self._products = 3 if on_tiles else 1
 
     def measure(self, cells: list[Cell], rounds: int) -> list[CellResult]:
         """Every cell once a round, each right after the two limits; the first round is thrown away.
@@ -137,7 +141,7 @@ class ModelBench:
         for round_number in range(rounds + 1):
             for result, batch in zip(results, batches, strict=True):
                 read = self._machine.read_bytes_per_s(self._weight_bytes())
-                multiply = self._machine.flops_per_s(self._gemm_dtype)
+                multiply = self._machine.flops_per_s(self._gemm_dtype) / self._products
                 self._model.forward(batch, kv_cache)
                 start_s = self._machine.clock_s()
                 self._model.forward(batch, kv_cache)

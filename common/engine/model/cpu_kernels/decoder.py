@@ -63,6 +63,7 @@ class CpuDecoder:
         weights: taken tensor by tensor; nothing of it is kept.
         weight_dtype: storage. int8 keeps matrices that already are on a 4- or 8-bit grid (Q4_1, Q8_0) exactly so.
         num_threads: including the caller; 0 is one per physical core.
+        tiles: multiply on the tile unit, or by vectors; None: the tile unit where there is one. Float32 has one way.
 
     Raises:
         CannotBuild: there is no library.
@@ -70,13 +71,19 @@ class CpuDecoder:
     """
 
     def __init__(
-        self, config: ModelConfig, weights: CheckedWeights, weight_dtype: WeightDtype = "float32", num_threads: int = 0
+        self,
+        config: ModelConfig,
+        weights: CheckedWeights,
+        weight_dtype: WeightDtype = "float32",
+        num_threads: int = 0,
+        *,
+        tiles: bool | None = None,
     ) -> None:
         self.config = config
         self.weight_dtype = weight_dtype
         self.num_threads = num_threads or default_num_threads()
         self._library = load_library()
-        self._packer = _Packer(config, weights, weight_dtype, Threads(self.num_threads))
+        self._packer = _Packer(config, weights, formats_for(weight_dtype, tiles=tiles), Threads(self.num_threads))
         self._handle = self._make()
         weakref.finalize(self, self._library.pd_decoder_free, self._handle)
 
@@ -184,10 +191,12 @@ class CpuDecoder:
 class _Packer:
     """Takes tensors by name, packs them into one arena, and keeps everything the C++ side points to alive."""
 
-    def __init__(self, config: ModelConfig, weights: CheckedWeights, dtype: WeightDtype, threads: Threads) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: CheckedWeights, formats: tuple[PackedFormat, ...], threads: Threads
+    ) -> None:
         self._config = config
         self._weights = weights
-        self._formats = formats_for(dtype)
+        self._formats = formats
         self._threads = threads
         self._alive: list[object] = []
         self.arena = Arena(_arena_bytes(config, self._formats))
@@ -258,9 +267,14 @@ def _arena_bytes(config: ModelConfig, formats: tuple[PackedFormat, ...]) -> int:
 
 
 def assemble_cpu(
-    config: ModelConfig, source: WeightSource, *, weight_dtype: WeightDtype, num_threads: int
+    config: ModelConfig,
+    source: WeightSource,
+    *,
+    weight_dtype: WeightDtype,
+    num_threads: int,
+    tiles: bool | None = None,
 ) -> tuple[CpuDecoder, str]:
-    """Read every tensor the config asks for and build the decoder.
+    """Read every tensor the config asks for and build the decoder (arguments: see `CpuDecoder`).
 
     Returns:
         The decoder and the fingerprint of its weights, equal to `llama.assemble`'s for the same source.
@@ -269,5 +283,5 @@ def assemble_cpu(
         CannotBuild, StartupError: see `CpuDecoder`.
     """
     weights = CheckedWeights(source)
-    decoder = CpuDecoder(config, weights, weight_dtype, num_threads)
+    decoder = CpuDecoder(config, weights, weight_dtype, num_threads, tiles=tiles)
     return decoder, weights.fingerprint()

@@ -92,6 +92,12 @@ class Cache(Structure):
     )
 
 
+class RowTiles(Structure):
+    """Rows laid out for the tile unit, or none (csrc/row_tiles.h)."""
+
+    _fields_ = (("kind", c_int32), ("height", c_int32), ("data", c_void_p), ("k_end", c_int64))
+
+
 class AttentionArgs(Structure):
     """What `pd_attention` needs beside the sequences (csrc/attention.h)."""
 
@@ -108,7 +114,7 @@ class AttentionArgs(Structure):
         ("max_blocks", c_int64),
         ("scale", c_float),
         ("use_tiles", c_int32),
-        ("out_tiles", c_void_p),
+        ("out_tiles", RowTiles),
     )
 
 

@@ -23,7 +23,7 @@ class PackedFormat(IntEnum):
     """How weights are stored; groups of 32 inputs share half-precision scales.
 
     Q8: `scale * int8 + minimum`. Q8_SYMMETRIC: `scale * int8` (GGUF's Q8_0).
-    Q4: `scale * uint4 + minimum` (GGUF's Q4_1). BFLOAT16_TILES: laid out for the tile unit (AMX).
+    Q4: `scale * uint4 + minimum` (GGUF's Q4_1). _TILES: the same numbers laid out for the tile unit (AMX).
     """
 
     FLOAT32 = 0
@@ -32,17 +32,27 @@ class PackedFormat(IntEnum):
     Q8_SYMMETRIC = 3
     Q4 = 4
     BFLOAT16_TILES = 5
+    Q8_TILES = 6
+    Q8_SYMMETRIC_TILES = 7
+    Q4_TILES = 8
 
 
-def formats_for(dtype: WeightDtype) -> tuple[PackedFormat, ...]:
+def formats_for(dtype: WeightDtype, *, tiles: bool | None = None) -> tuple[PackedFormat, ...]:
     """The formats a matrix may get, tried in order: the last one always fits, the others only if they lose nothing.
 
     So int8 keeps what is already quantised as it is, at 4 or 8 bits.
+
+    Args:
+        dtype: of the weights.
+        tiles: for the tile unit or for vectors; None: the tile unit where there is one.
     """
+    tiles = bool(load_library().pd_has_tiles()) if tiles is None else tiles
     if dtype == "float32":
         return (PackedFormat.FLOAT32,)
     if dtype == "bfloat16":
-        return (PackedFormat.BFLOAT16_TILES if load_library().pd_has_tiles() else PackedFormat.BFLOAT16,)
+        return (PackedFormat.BFLOAT16_TILES if tiles else PackedFormat.BFLOAT16,)
+    if tiles:
+        return (PackedFormat.Q4_TILES, PackedFormat.Q8_SYMMETRIC_TILES, PackedFormat.Q8_TILES)
     return (PackedFormat.Q4, PackedFormat.Q8_SYMMETRIC, PackedFormat.Q8)
 
 

@@ -48,7 +48,7 @@ struct AttentionArgs {
   int64_t max_blocks;
   float scale;
   int32_t use_tiles;  // on the tile unit (attention_amx.h): other bits
-  char* out_tiles;    // instead of `out` where not null: rounded, as rows of a product on the tile unit (amx.h)
+  RowTiles out_tiles;  // instead of `out` where there are any: rows of a product on the tile unit
 };
 
 struct AttentionScratch {
@@ -165,7 +165,6 @@ static inline void gather_queries(const AttentionArgs& args, const AttentionTask
 
 static inline void write_result(const AttentionArgs& args, const AttentionTask& task, const SoftmaxState& state) {
   const int dim = args.cache.head_dim, group = args.group;
-  const int64_t width = int64_t(args.cache.num_kv_heads) * group * dim;
   float space[MAX_HEAD_DIM];
   int64_t row = 0;
   for (int head = task.first_head; head < task.end_head; head++)
@@ -175,8 +174,7 @@ static inline void write_result(const AttentionArgs& args, const AttentionTask& 
         float* out = args.out_tiles ? space : args.out + token * args.ldo + column;
         const float inverse = 1.0f / sum16(*(lanes16_mem*)(state.sum + row * 16));
         for (int d = 0; d < dim; d++) out[d] = state.out[row * state.dim + d] * inverse;
-        if (args.out_tiles)
-          round_row(space, dim, in_row_tiles(args.out_tiles, token, width) + column / GROUP * (TILE_ROWS * GROUP * 2));
+        if (args.out_tiles) args.out_tiles.put_row(token, column, space, dim);
       }
     }
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <mutex>
 
-#include "amx.h"
+#include "amx_quantised.h"
 #include "attention.h"
 
 namespace pd {
@@ -54,10 +54,11 @@ class Decoder {
     // Only the wanted rows go through the rest of the last layer.
     keep_rows(step);
     const int last = config_.num_layers - 1;
-    project_attention(last, step.num_logits, nullptr);
+    project_attention(last, step.num_logits, {});
     feed_forward(last, step.num_logits);
     norm_rows(step.num_logits, final_norm_);
-    multiply_rows(pool_, gemm_, head_, rows_of(normed_, ldx()), step.num_logits, {logits, config_.vocab, Out::STORE});
+    const Source wanted = normed_rows(step.num_logits);
+    multiply_rows(pool_, gemm_, head_, wanted, step.num_logits, {logits, config_.vocab, Out::STORE});
     return Fault::NONE;
   }
 
@@ -72,16 +73,21 @@ class Decoder {
   float* hidden(int64_t row) { return hidden_.data() + row * ldx(); }
   float* normed(int64_t row) { return normed_.data() + row * ldx(); }
 
-  // On the tile unit rows go from one product to the next rounded and laid out for it: `normed_`, `activated_` and, but
-  // for the last layer's, `attended_` then hold tiles.
-  bool on_tiles() const { return layers_[0].qkv.format == BF16_TILES; }
-  char* tiles_of(Buffer& buffer) { return on_tiles() ? (char*)buffer.data() : nullptr; }
-  Source rows_of(Buffer& buffer, int64_t ld) { return {buffer.data(), ld, tiles_of(buffer), &ahead_}; }
+  // On the tile unit rows go from one product to the next laid out for it: `normed_`, `activated_` and, but for the last
+  // layer's, `attended_` then hold tiles. A few rows to be split stay floats, shorter to hand from core to core.
+  Rows row_kind() const { return rows_for(layers_[0].qkv.format); }
+  RowTiles tiles_of(Buffer& buffer, int64_t width, int64_t rows) {
+    const bool plain = row_kind() == Rows::PLAIN || (row_kind() == Rows::SPLIT && rows <= FEW_TILE_ROWS);
+    return plain ? RowTiles{} : RowTiles{row_kind(), (char*)buffer.data(), width, rows};
+  }
+  RowTiles normed_tiles(int64_t rows) { return tiles_of(normed_, config_.hidden, rows); }
+  RowTiles activated_tiles(int64_t rows) { return tiles_of(activated_, config_.intermediate, rows); }
+  Source normed_rows(int64_t rows) { return {normed_.data(), ldx(), normed_tiles(rows), &ahead_}; }
 
   // Attention rounds to bfloat16 where the matrices do; 16 tokens of a block are a tile.
   bool attends_on_tiles(const Cache& cache) const {
     const bool fits = config_.head_dim % 32 == 0 && cache.block_size % 16 == 0;
-    return on_tiles() && cache.is_bf16 && fits;
+    return row_kind() == Rows::ROUNDED && cache.is_bf16 && fits;
   }
 
   Fault check(const Step& step, const Cache& cache) const {
@@ -109,7 +115,9 @@ class Decoder {
     if (rows <= capacity_) return;
     capacity_ = rows;
     hidden_.need(rows * ldx());
-    const auto with_tiles = [&](int64_t ld) { return std::max(rows * ld, row_tiles_bytes(rows, ld) / 4); };
+    const auto with_tiles = [&](int64_t ld) {
+      return std::max(rows * ld, row_tiles_bytes(row_kind(), rows, ld) / 4);
+    };
     normed_.need(with_tiles(ldx()));
     qkv_.need(rows * ldqkv());
     attended_.need(with_tiles(ldo()));
@@ -130,10 +138,10 @@ class Decoder {
   }
 
   void norm_rows(int64_t rows, const float* weight) {
-    char* tiles = tiles_of(normed_);
+    const RowTiles tiles = normed_tiles(rows);
     for_rows(rows, [&](int64_t row) {
       if (tiles)
-        norm_row(hidden(row), weight, config_.hidden, config_.norm_eps, in_row_tiles(tiles, row, config_.hidden));
+        tiles.put_normed(row, hidden(row), weight, config_.norm_eps);
       else
         rms_norm(hidden(row), weight, config_.hidden, config_.norm_eps, normed(row));
     });
@@ -142,12 +150,14 @@ class Decoder {
   void attention_block(int layer, const Step& step, const Cache& cache, bool only_cache) {
     const LayerWeights& w = layers_[layer];
     norm_rows(step.num_tokens, w.attention_norm);
-    multiply_rows(pool_, gemm_, w.qkv, rows_of(normed_, ldx()), step.num_tokens, {qkv_.data(), ldqkv(), Out::STORE});
+    const Source rows = normed_rows(step.num_tokens);
+    multiply_rows(pool_, gemm_, w.qkv, rows, step.num_tokens, {qkv_.data(), ldqkv(), Out::STORE});
     for_rows(step.num_tokens, [&](int64_t row) { place(layer, step, cache, row); });
     if (only_cache) return;
     const int group = config_.num_heads / config_.num_kv_heads;
     const bool is_last = layer + 1 == config_.num_layers, use_tiles = attends_on_tiles(cache);
-    char* tiles = use_tiles && !is_last ? tiles_of(attended_) : nullptr;  // the last layer's rows are picked among
+    // The last layer's rows are picked among; heads that end inside 32 columns are not written as tiles.
+    const RowTiles tiles = is_last || config_.head_dim % GROUP ? RowTiles{} : tiles_of(attended_, q_size(), step.num_tokens);
     const AttentionArgs args{cache, layer, group, config_.window, qkv_.data(), ldqkv(), attended_.data(), ldo(),
                              step.block_tables, step.max_blocks, config_.attention_scale, use_tiles, tiles};
     plan_.run(pool_, args, attention_);
@@ -178,7 +188,7 @@ class Decoder {
     }
   }
 
-  void project_attention(int layer, int64_t rows, const char* tiles) {
+  void project_attention(int layer, int64_t rows, const RowTiles& tiles) {
     const Target residual{hidden_.data(), ldx(), Out::ADD};
     multiply_rows(pool_, gemm_, layers_[layer].output, {attended_.data(), ldo(), tiles, &ahead_}, rows, residual);
   }
@@ -186,9 +196,10 @@ class Decoder {
   void feed_forward(int layer, int64_t rows) {
     const LayerWeights& w = layers_[layer];
     norm_rows(rows, w.mlp_norm);
-    const Target activated{activated_.data(), lda(), Out::SILU, tiles_of(activated_)};
-    multiply_rows(pool_, gemm_, w.gate_up, rows_of(normed_, ldx()), rows, activated);
-    multiply_rows(pool_, gemm_, w.down, rows_of(activated_, lda()), rows, {hidden_.data(), ldx(), Out::ADD});
+    const Target activated{activated_.data(), lda(), Out::SILU, activated_tiles(rows)};
+    multiply_rows(pool_, gemm_, w.gate_up, normed_rows(rows), rows, activated);
+    const Source down{activated_.data(), lda(), activated_tiles(rows), &ahead_};
+    multiply_rows(pool_, gemm_, w.down, down, rows, {hidden_.data(), ldx(), Out::ADD});
   }
 
   // Moves the rows whose logits are wanted to the front (through `normed_` and `qkv_`: the order may be any).

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "ahead.h"
-#include "packed.h"
 #include "pool.h"
+#include "row_tiles.h"
 
 namespace pd {
 
@@ -109,14 +109,14 @@ struct Target {
   float* c;
   int64_t ldc;
   Out mode;
-  char* tiles = nullptr;  // on the tile unit: SILU goes here instead, as rows of another product (amx.h)
+  RowTiles tiles = {};  // on the tile unit: SILU goes here instead, as rows of another product
 };
 
 // What a matrix is multiplied with.
 struct Source {
   const float* a;
   int64_t lda;
-  const char* tiles = nullptr;  // on the tile unit: the rows are here instead, rounded and laid out (amx.h)
+  RowTiles tiles = {};  // on the tile unit: the rows are here instead
   Ahead* ahead = nullptr;
 };
 
@@ -249,10 +249,15 @@ constexpr std::array<BlockFunction, sizeof...(I)> block_tiles(std::integer_seque
   return {&block_tile<I + 1>...};
 }
 
+struct alignas(64) Flag {
+  bool value = false;
+};
+
 struct GemmScratch {
   Buffer interleaved;                  // shared: [m][K] in tiles
   std::vector<Buffer> unpacked, sums;  // per thread: [K_BLOCK][NR], [rows of a block][NR]
-  explicit GemmScratch(int threads) : unpacked(threads), sums(threads) {
+  std::vector<Flag> is_split;          // per thread: whether it has split this product's rows (amx_quantised.h)
+  explicit GemmScratch(int threads) : unpacked(threads), sums(threads), is_split(threads) {
     for (auto& buffer : unpacked) buffer.need(K_BLOCK * NR);
   }
 };

@@ -60,6 +60,17 @@ static inline void write_cache(const float* x, char* to, int n, bool is_bf16) {
   for (; i < n; i++) out[i] = to_bf16(x[i]);
 }
 
+// What `pack_values` wrote.
+static inline int unpacked_value(int32_t format, const char* values, int k, int lane) {
+  if (format == Q4) return (((const uint32_t*)values)[k / 8 * NR + lane] >> (4 * (k % 8))) & 15;
+  if (format == Q4_TILES) {
+    const InWord at = in_nibbles(k, lane);
+    return (rotated(((const uint16_t*)values)[at.word], 13) >> at.shift) & 15;
+  }
+  if (is_quantised_tiles(format)) return int(((const uint8_t*)values)[in_bytes(k, lane)]) - 128;
+  return ((const int8_t*)values)[k * NR + lane];
+}
+
 // Row `index` of a packed matrix, dequantised: the embedding of a token.
 static inline void unpacked_row(const Packed& w, int64_t index, float* out) {
   const int64_t panel = index / NR, step = group_bytes(w.format);
@@ -75,12 +86,11 @@ static inline void unpacked_row(const Packed& w, int64_t index, float* out) {
     } else if (w.format == BF16_TILES) {
       out[k] = from_bf16(((const uint16_t*)group)[in_tiles(int(i), lane)]);
     } else {
+      const bool is_symmetric = plain(w.format) == Q8_SYMMETRIC;
       const float scale = from_half(((const uint16_t*)group)[lane]);
-      const float minimum = w.format == Q8_SYMMETRIC ? 0 : from_half(((const uint16_t*)group)[NR + lane]);
-      const char* values = group + (w.format == Q8_SYMMETRIC ? NR * 2 : NR * 4);
-      const int q = w.format == Q4 ? int((((const uint32_t*)values)[i / 8 * NR + lane] >> (4 * (i % 8))) & 15)
-                                   : int(((const int8_t*)values)[i * NR + lane]);
-      out[k] = w.format == Q8_SYMMETRIC ? float(q) * scale : std::fma(float(q), scale, minimum);
+      const float minimum = is_symmetric ? 0 : from_half(((const uint16_t*)group)[NR + lane]);
+      const int q = unpacked_value(w.format, group + (is_symmetric ? NR * 2 : NR * 4), int(i), lane);
+      out[k] = is_symmetric ? float(q) * scale : std::fma(float(q), scale, minimum);
     }
   }
 }

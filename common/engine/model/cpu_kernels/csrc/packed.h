@@ -9,6 +9,8 @@
 //
 //   | NR half scales | NR half minima | 32 * NR values | next group ...
 //
+// For the tile unit (`_TILES`) the values of a group lie as tiles of 16 columns, or so that they unpack into such.
+//
 // `paired` matrices hold two matrices of N/2 columns (gate, up): a panel is VL columns of the first, VL of the second.
 #pragma once
 #include <algorithm>
@@ -20,7 +22,21 @@
 
 namespace pd {
 
-enum Format : int32_t { F32 = 0, BF16 = 1, Q8 = 2, Q8_SYMMETRIC = 3, Q4 = 4, BF16_TILES = 5 };
+enum Format : int32_t {
+  F32 = 0, BF16 = 1, Q8 = 2, Q8_SYMMETRIC = 3, Q4 = 4,
+  BF16_TILES = 5, Q8_TILES = 6, Q8_SYMMETRIC_TILES = 7, Q4_TILES = 8
+};
+constexpr bool is_quantised_tiles(int32_t format) { return format >= Q8_TILES; }
+// The format that holds the same numbers in the same room for vectors.
+constexpr int32_t plain(int32_t format) {
+  switch (format) {
+    case BF16_TILES: return BF16;
+    case Q8_TILES: return Q8;
+    case Q8_SYMMETRIC_TILES: return Q8_SYMMETRIC;
+    case Q4_TILES: return Q4;
+    default: return format;
+  }
+}
 constexpr int GROUP = 32;  // k values that share a scale, as in GGUF's Q4_1 and Q8_0
 
 struct Packed {
@@ -53,8 +69,6 @@ struct Layout<BF16> {
   static constexpr int group_bytes = GROUP * NR * 2;
 };
 template <>
-struct Layout<BF16_TILES> : Layout<BF16> {};
-template <>
 struct Layout<Q8> {
   static constexpr int group_bytes = NR * 4 + GROUP * NR;
 };
@@ -68,9 +82,8 @@ struct Layout<Q4> {
 };
 
 inline int64_t group_bytes(int32_t format) {
-  switch (format) {
+  switch (plain(format)) {
     case F32: return Layout<F32>::group_bytes;
-    case BF16_TILES:
     case BF16: return Layout<BF16>::group_bytes;
     case Q8: return Layout<Q8>::group_bytes;
     case Q8_SYMMETRIC: return Layout<Q8_SYMMETRIC>::group_bytes;
@@ -118,6 +131,40 @@ inline Group fit(const float* w, int32_t format) {
 
 // Where (k, lane) of a group lies in BF16_TILES: [tile of 16 columns][pair of k][column][2].
 inline int in_tiles(int k, int lane) { return lane / 16 * (GROUP * 16) + k / 2 * 32 + lane % 16 * 2 + k % 2; }
+// In Q4_TILES: which 16-bit word, [tile][4][column][2], and by how much it is shifted there: nibble i of word j unpacks
+// to pair 4 j + i (k and k + 16 are a pair). Words are rotated left by 3.
+struct InWord {
+  int word, shift;
+};
+inline InWord in_nibbles(int k, int lane) {
+  return {lane / 16 * 128 + k % 16 / 4 * 32 + lane % 16 * 2 + k / 16, k % 4 * 4};
+}
+inline uint16_t rotated(uint16_t word, int by) { return uint16_t(word << by | word >> (16 - by)); }
+// In Q8_TILES: [tile][8][column][two pairs], 128 added (0 is not used).
+inline int in_bytes(int k, int lane) {
+  return lane / 16 * 512 + k % 16 / 2 * 64 + lane % 16 * 4 + k % 2 * 2 + k / 16;
+}
+
+// Writes the levels of one lane of a quantised group.
+inline void pack_values(int32_t format, char* values, int lane, const int* q) {
+  if (format == Q4) {  // a dword holds 8 consecutive k of one column
+    for (int j = 0; j < GROUP / 8; j++) {
+      uint32_t word = 0;
+      for (int i = 0; i < 8; i++) word |= uint32_t(q[j * 8 + i]) << (4 * i);
+      ((uint32_t*)values)[j * NR + lane] = word;
+    }
+  } else if (format == Q4_TILES) {
+    for (int k = 0; k < GROUP; k++) {
+      const InWord at = in_nibbles(k, lane);
+      uint16_t& word = ((uint16_t*)values)[at.word];
+      word = rotated(uint16_t((rotated(word, 13) & ~(15 << at.shift)) | q[k] << at.shift), 3);
+    }
+  } else if (is_quantised_tiles(format)) {
+    for (int k = 0; k < GROUP; k++) ((uint8_t*)values)[in_bytes(k, lane)] = uint8_t(q[k] + 128);
+  } else {
+    for (int k = 0; k < GROUP; k++) ((int8_t*)values)[k * NR + lane] = int8_t(q[k]);
+  }
+}
 
 // Writes one lane of a group; returns whether each weight comes back bit for bit.
 inline bool pack_group(int32_t format, char* out, int lane, const float* w) {
@@ -133,24 +180,16 @@ inline bool pack_group(int32_t format, char* out, int lane, const float* w) {
     }
     return exact;
   }
-  const Group group = fit(w, format);
+  const bool is_symmetric = plain(format) == Q8_SYMMETRIC;
+  const Group group = fit(w, plain(format));
   int q[GROUP];
   for (int k = 0; k < GROUP; k++) {
     q[k] = group.quantise(w[k]);
     exact &= group.value(q[k]) == w[k];
   }
   ((uint16_t*)out)[lane] = to_half(group.scale);
-  if (format != Q8_SYMMETRIC) ((uint16_t*)out)[NR + lane] = to_half(group.minimum);
-  char* values = out + (format == Q8_SYMMETRIC ? NR * 2 : NR * 4);
-  if (format == Q4) {  // a dword holds 8 consecutive k of one column
-    for (int j = 0; j < GROUP / 8; j++) {
-      uint32_t word = 0;
-      for (int i = 0; i < 8; i++) word |= uint32_t(q[j * 8 + i]) << (4 * i);
-      ((uint32_t*)values)[j * NR + lane] = word;
-    }
-  } else {
-    for (int k = 0; k < GROUP; k++) ((int8_t*)values)[k * NR + lane] = int8_t(q[k]);
-  }
+  if (!is_symmetric) ((uint16_t*)out)[NR + lane] = to_half(group.minimum);
+  pack_values(format, out + (is_symmetric ? NR * 2 : NR * 4), lane, q);
   return exact;
 }
 

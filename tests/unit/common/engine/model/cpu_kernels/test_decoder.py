@@ -32,9 +32,11 @@ def cache(config: ModelConfig, dtype: torch.dtype = torch.float32) -> torch.Tens
     return torch.full(shape, float("nan"), dtype=dtype)
 
 
-def decoder(config: ModelConfig, dtype: WeightDtype = "float32", num_threads: int = 2) -> CpuDecoder:
+def decoder(
+    config: ModelConfig, dtype: WeightDtype = "float32", num_threads: int = 2, *, tiles: bool | None = None
+) -> CpuDecoder:
     source = MemoryWeights(random_weights(config))
-    return assemble_cpu(config, source, weight_dtype=dtype, num_threads=num_threads)[0]
+    return assemble_cpu(config, source, weight_dtype=dtype, num_threads=num_threads, tiles=tiles)[0]
 
 
 def torch_decoder(config: ModelConfig) -> LlamaModel:
@@ -101,16 +103,24 @@ def test_bfloat16_stays_near_float32_in_prefill_and_decode(name: str) -> None:
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("llama", "float32"), ("mistral", "float32"), ("qwen2", "bfloat16"), ("qwen3", "bfloat16"), ("qwen3", "int8")],
+    ("name", "dtype", "tiles"),
+    [
+        ("llama", "float32", None),
+        ("mistral", "float32", None),
+        ("qwen2", "bfloat16", None),
+        ("qwen3", "bfloat16", None),
+        ("qwen3", "int8", None),  # heads for the tile unit, where there is one
+        ("biased", "int8", None),  # and others
+        ("qwen3", "int8", False),
+    ],
 )
 def test_logits_do_not_depend_on_chunks_neighbours_or_threads(
-    name: str, dtype: WeightDtype, cache_dtype: torch.dtype
+    name: str, dtype: WeightDtype, tiles: bool | None, cache_dtype: torch.dtype
 ) -> None:
     config = tiny_config(**SHAPES[name])  # type: ignore[arg-type]  # named fields of the config
     lengths = [600, 310, 40]
     sequences, draw = Sequences(config, lengths), random.Random(0)
-    decoders = [decoder(config, dtype, num_threads) for num_threads in (1, 2)]
+    decoders = [decoder(config, dtype, num_threads, tiles=tiles) for num_threads in (1, 2)]
     whole = decoders[0].forward(
         sequences.batch(*((i, 0, n) for i, n in enumerate(lengths))), cache(config, cache_dtype)
     )
@@ -217,6 +227,30 @@ def test_fingerprints_are_those_of_the_torch_decoder() -> None:
     for dtype in ("float32", "int8"):
         _, fingerprint = assemble_cpu(config, source, weight_dtype=dtype, num_threads=1)
         assert fingerprint == plain.tensors_fingerprint
+
+
+def weights_on_the_grid(config: ModelConfig) -> MemoryWeights:
+    """Matrices whose groups of 32 are scale times -127 to 127, as int8 keeps them exactly."""
+    weights = random_weights(config)
+    for name, weight in weights.items():
+        if weight.dim() == 2:
+            groups = weight.view(-1, 32)
+            scale = (groups.abs().amax(dim=1, keepdim=True) / 127).half().float()
+            levels = (groups / scale).round().clamp(-127, 127)
+            levels[:, 0] = 127
+            weights[name] = (levels * scale).view_as(weight)
+    return MemoryWeights(weights)
+
+
+def test_weights_on_the_grid_give_float32s_bits_by_vectors_and_its_logits_on_tiles() -> None:
+    config = tiny_config(**SHAPES["qwen3"])  # type: ignore[arg-type]  # named fields of the config
+    source, batch = weights_on_the_grid(config), Sequences(config, [300, 33]).batch((0, 0, 300), (1, 0, 33))
+    full, vectors, best = (
+        assemble_cpu(config, source, weight_dtype=dtype, num_threads=2, tiles=tiles)[0].forward(batch, cache(config))
+        for dtype, tiles in (("float32", None), ("int8", False), ("int8", None))
+    )
+    assert torch.equal(vectors, full)
+    torch.testing.assert_close(best, full, rtol=0, atol=2e-5 * full.abs().max().item())
 
 
 def test_int8_reads_a_quarter_of_what_float32_does() -> None:
