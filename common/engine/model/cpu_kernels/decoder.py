@@ -135,6 +135,7 @@ class CpuDecoder:
             num_seqs,
             tables.shape[1] if num_seqs else 0,
             logits.shape[0],
+            None if batch.highest is None else batch.highest.data_ptr(),
         )
         fault = self._library.pd_decoder_forward(
             self._handle, ctypes.byref(step), ctypes.byref(cache), logits.data_ptr()

@@ -75,6 +75,7 @@ class Step(Structure):
         ("num_seqs", c_int64),
         ("max_blocks", c_int64),
         ("num_logits", c_int64),
+        ("highest", c_void_p),
     )
 
 

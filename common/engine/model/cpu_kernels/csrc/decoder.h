@@ -4,6 +4,7 @@
 
 #include "amx_quantised.h"
 #include "attention.h"
+#include "highest.h"
 
 namespace pd {
 
@@ -23,6 +24,7 @@ struct Step {
   const int32_t* block_tables;
   const int64_t *query_start, *seq_lens;
   int64_t num_tokens, num_seqs, max_blocks, num_logits;
+  int64_t* highest;  // [num_logits] or null, see find_highest
 };
 
 enum class Fault : int32_t { NONE = 0, TOKEN = 1, POSITION = 2, SLOT = 3, BLOCK = 4, LENGTH = 5, LOGITS_INDEX = 6 };
@@ -59,6 +61,7 @@ class Decoder {
     norm_rows(step.num_logits, final_norm_);
     const Source wanted = normed_rows(step.num_logits);
     multiply_rows(pool_, gemm_, head_, wanted, step.num_logits, {logits, config_.vocab, Out::STORE});
+    if (step.highest) find_highest(logits, step.num_logits, step.highest);
     return Fault::NONE;
   }
 
@@ -202,6 +205,24 @@ class Decoder {
     multiply_rows(pool_, gemm_, w.down, down, rows, {hidden_.data(), ldx(), Out::ADD});
   }
 
+  // The first token with the highest logit of each row; -1 where that is no finite number or a logit is NaN. Each
+  // thread looks at the columns it has just written, or nearly so.
+  void find_highest(const float* logits, int64_t rows, int64_t* tokens) {
+    const int64_t parts = pool_.size(), vocab = config_.vocab;
+    highest_.resize(rows * parts);
+    pool_.run(int(parts), [&](int part, int) {
+      for (int64_t row = 0; row < rows; row++)
+        highest_[row * parts + part] = highest_of(logits + row * vocab, vocab * part / parts, vocab * (part + 1) / parts);
+    });
+    for (int64_t row = 0; row < rows; row++) {
+      const Highest* found = highest_.data() + row * parts;
+      Highest best = found[0];
+      for (int64_t part = 1; part < parts; part++)
+        if (!(found[part].value <= best.value)) best = std::isnan(best.value) ? best : found[part];
+      tokens[row] = std::isfinite(best.value) ? best.place : -1;
+    }
+  }
+
   // Moves the rows whose logits are wanted to the front (through `normed_` and `qkv_`: the order may be any).
   void keep_rows(const Step& step) {
     for (int64_t i = 0; i < step.num_logits; i++) {
@@ -224,6 +245,7 @@ class Decoder {
   Ahead ahead_;
   std::vector<AttentionScratch> attention_;
   AttentionPlan plan_;
+  std::vector<Highest> highest_;
   Buffer hidden_, normed_, qkv_, attended_, activated_;
   int64_t capacity_ = 0;
   std::mutex mutex_;

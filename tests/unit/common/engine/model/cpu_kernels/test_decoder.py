@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from common.engine.model.cpu_kernels.packed import WeightDtype
 from common.engine.model.forward import ForwardBatch
 from common.engine.model.kernels import TorchKernels
 from common.engine.model.llama import LlamaModel, assemble
-from common.engine.model.weights import MemoryWeights
+from common.engine.model.weights import CheckedWeights, MemoryWeights
 from common.errors import Bug
 from tests.support.tiny_model import random_weights, tiny_config
 
@@ -153,6 +154,23 @@ def test_only_the_wanted_rows_come_back_in_the_order_asked_for() -> None:
         logits_indices=wanted,
     )
     assert torch.equal(model.forward(fewer, cache(config)), every[wanted])
+
+
+@pytest.mark.parametrize(("dtype", "num_threads"), [("float32", 1), ("int8", 2), ("bfloat16", 3)])
+def test_the_first_highest_token_of_each_row_is_said_to_who_asks(dtype: WeightDtype, num_threads: int) -> None:
+    config = tiny_config(vocab_size=2500)
+    weights = random_weights(config)
+    head = weights["lm_head.weight"] if "lm_head.weight" in weights else weights["model.embed_tokens.weight"]
+    head[1000:2000] = head[:1000]  # ties, within and across the threads' shares
+    model = CpuDecoder(config, CheckedWeights(MemoryWeights(weights)), dtype, num_threads)
+    batch, kv = Sequences(config, [50]).batch((0, 0, 50)), cache(config)
+    found = torch.full((50,), -1)
+    logits = model.forward(replace(batch, highest=found), kv)
+    assert found.tolist() == logits.numpy().argmax(axis=1).tolist()
+    weights["model.norm.weight"][0] = float("nan")
+    broken = CpuDecoder(config, CheckedWeights(MemoryWeights(weights)), dtype, num_threads)
+    broken.forward(replace(batch, highest=found), kv)
+    assert found.tolist() == [-1] * 50
 
 
 def test_a_chunk_that_wants_no_logits_still_fills_the_cache() -> None:
