@@ -8,6 +8,7 @@ from common.engine.model.forward import ForwardBatch
 from common.engine.request_state import FinishReason
 from common.engine.scheduling.sequence import Request
 from common.ids import RequestId
+from tests.support.engine_actions import ACTIONS
 from tests.support.fake_engine import FakeEngine, ask, greedy, make_engine
 from tests.support.fake_grammar import up_to
 from tests.support.fake_model import FakeModel, continuation
@@ -83,14 +84,6 @@ def test_a_shorter_sequence_gets_its_next_block_within_the_longest_ones_table() 
     assert engine.answers.tokens("long") == continuation(range(1, 12), 9, ignore_eos=True)
     assert engine.answers.tokens("short") == continuation([1, 2], 9, ignore_eos=True)
     assert model.num_kept == 5  # of 8: but for the first and two further blocks of the long one's
-
-
-ACTIONS = st.one_of(
-    st.tuples(st.just("add"), st.integers(1, 9), st.integers(1, 20)),
-    st.tuples(st.just("constrained"), st.integers(1, 9), st.integers(1, 12)),
-    st.tuples(st.just("step"), st.integers(1, 8), st.just(0)),
-    st.tuples(st.just("abort"), st.integers(0, 7), st.just(0)),
-)
 
 
 @settings(max_examples=60, deadline=None)

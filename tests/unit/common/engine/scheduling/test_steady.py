@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from common.engine.outputs import TokenDelta
 from common.engine.scheduling.sequence import Request
 from common.ids import RequestId
+from tests.support.engine_actions import ACTIONS
 from tests.support.fake_engine import FakeEngine, ask, greedy, make_engine
 from tests.support.fake_grammar import up_to
 
@@ -30,14 +31,6 @@ def step(engine: FakeEngine) -> tuple[tuple[TokenDelta, ...], tuple[str, ...], l
     result = engine.core.step()
     engine.core.kv.check_integrity()
     return result.deltas, result.started, list(engine.model.num_tokens)
-
-
-ACTIONS = st.one_of(
-    st.tuples(st.just("add"), st.integers(1, 9), st.integers(1, 20)),
-    st.tuples(st.just("constrained"), st.integers(1, 9), st.integers(1, 12)),
-    st.tuples(st.just("step"), st.integers(1, 8), st.just(0)),
-    st.tuples(st.just("abort"), st.integers(0, 7), st.just(0)),
-)
 
 
 @settings(max_examples=60, deadline=None)
