@@ -4,7 +4,7 @@ Owns: the request and what is asked of its answer. Does not know: whose metrics 
 """
 
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -19,7 +19,13 @@ def total(base: str, *names: str) -> float:
         base: URL of the server.
         names: as in the text, with `_total`, `_sum`, `_bucket`.
     """
-    return sum(sample.value for sample in _samples(base) if sample.name in names)
+    return totals(base, names)[0]
+
+
+def totals(base: str, *groups: Collection[str]) -> list[float]:
+    """The same for each group of names, all out of one answer."""
+    samples = list(_samples(base))
+    return [sum(sample.value for sample in samples if sample.name in names) for names in groups]
 
 
 def by_label(base: str, name: str, label: str) -> dict[str, float]:

@@ -132,7 +132,8 @@ def _post(base: str, body: dict[str, Any]) -> tuple[Any, float]:
 
 def _counts(base: str) -> tuple[float, float]:
     """Seconds of reads and bytes read since D's start, summed over labels; 0 where D does not say."""
-    return scrape.total(base, *READ_SECONDS), scrape.total(base, *READ_BYTES)
+    seconds, num_bytes = scrape.totals(base, READ_SECONDS, READ_BYTES)
+    return seconds, num_bytes
 
 
 def _read_since(base: str, before: tuple[float, float]) -> tuple[float, float]:

@@ -32,6 +32,8 @@ async def test_samples_are_summed_over_labels_or_told_apart_by_one() -> None:
         assert await asyncio.to_thread(scrape.total, base, "pd_kv_pull_bytes_total") == 7.0
         assert await asyncio.to_thread(scrape.total, base, "lag_seconds_sum", "lag_seconds_count") == 6.25
         assert await asyncio.to_thread(scrape.total, base, "nothing") == 0.0
+        groups = (("pd_kv_pull_bytes_total",), ("lag_seconds_sum", "lag_seconds_count"), ())
+        assert await asyncio.to_thread(scrape.totals, base, *groups) == [7.0, 6.25, 0.0]
         by_bound = await asyncio.to_thread(scrape.by_label, base, "lag_seconds_bucket", "le")
         assert list(by_bound.items()) == [("0.01", 5.0), ("+Inf", 6.0)]
     finally:
