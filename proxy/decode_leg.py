@@ -14,7 +14,7 @@ from common.wire import timing
 from proxy.call import Call
 from proxy.fleet.worker import Worker
 from proxy.services import TIMING_HEADER, Services
-from proxy.upstream import Answer, EngineRefused, OpenAnswer
+from proxy.upstream import OpenAnswer
 
 _TRUE = b"true"
 
@@ -51,10 +51,8 @@ async def decode(call: Call, body: bytes, worker: Worker, services: Services, op
 
 
 async def _begin(call: Call, body: bytes, worker: Worker, services: Services, opened: list[OpenAnswer]) -> Started:
-    answer = await services.upstream.send(worker, call.path, body, call.headers_of("decode"))
+    answer = await services.upstream.send_ok(worker, call.path, body, call.headers_of("decode"))
     opened.append(answer)
-    if answer.status >= 400:
-        raise EngineRefused(worker, Answer(answer.status, answer.headers, await answer.read_all()))
     is_stream = answer.headers.get("content-type", "").startswith(sse.CONTENT_TYPE)
     first = await (answer.read_some() if is_stream else answer.read_all())
     stages_s = timing.decode(answer.headers.get(TIMING_HEADER))

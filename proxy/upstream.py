@@ -125,6 +125,17 @@ class Upstream:
         head = _head("POST", worker, path, headers)
         return await self._exchange(worker, b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
 
+    async def send_ok(self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str]) -> OpenAnswer:
+        """As `send`, for callers who want a success.
+
+        Raises:
+            EngineRefused: the status is 400 or above.
+        """
+        answer = await self.send(worker, path, body, headers)
+        if answer.status >= 400:
+            raise EngineRefused(worker, await _whole(answer))
+        return answer
+
     async def ask(self, worker: Worker, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """POST `body` and wait for the whole answer; raises as `send`."""
         return await _whole(await self.send(worker, path, body, headers))
@@ -135,10 +146,7 @@ class Upstream:
         Raises:
             EngineRefused: the status is 400 or above.
         """
-        answer = await self.ask(worker, path, body, headers)
-        if answer.status >= 400:
-            raise EngineRefused(worker, answer)
-        return answer
+        return await _whole(await self.send_ok(worker, path, body, headers))
 
     async def get(self, worker: Worker, path: str, headers: Mapping[str, str]) -> Answer:
         """GET `path` and wait for the whole answer; raises as `send`."""

@@ -59,10 +59,8 @@ async def _begin(call: Call, worker: Worker, services: Services) -> str:
     path, body = warm_up_leg(call.fields)
     # A vLLM takes the header for its own request id; the decode leg comes with the same one.
     headers = {name: value for name, value in call.headers.items() if name != REQUEST_ID}
-    answer = await services.upstream.send(worker, path, body, headers)
+    answer = await services.upstream.send_ok(worker, path, body, headers)
     try:
-        if answer.status >= 400:
-            raise EngineRefused(worker, Answer(answer.status, answer.headers, await answer.read_all()))
         async with asyncio.timeout(services.config.timeouts.warm_up_s):
             _raise_if_error(worker, await _first_event(answer))
         return "ok"
