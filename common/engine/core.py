@@ -259,7 +259,7 @@ class EngineCore:
             if not chunk.samples:
                 continue
             request, kept = chunk.request, keep_sampled(chunk, first_row, sampled, self.settings)
-            first_row += 1 + len(chunk.draft)
+            first_row += chunk.num_samples
             num_tokens += len(kept.token_ids)
             if chunk.draft:
                 self.scheduler.settle_draft(request, len(chunk.draft), max(len(kept.token_ids) - 1, 0))
@@ -277,7 +277,7 @@ class EngineCore:
 
     def _emit(self, request: Request, kept: Kept) -> None:
         ending = kept.ending
-        is_first = len(request.token_ids) - request.num_prompt_tokens == len(kept.token_ids)
+        is_first = request.num_output_tokens == len(kept.token_ids)
         if ending is None and not is_first:  # nearly always
             name, index = request.request_id, request.index
             delta = TokenDelta(request_id=name, index=index, token_ids=kept.token_ids, logprobs=kept.logprobs)

@@ -126,7 +126,7 @@ class Sampler:
                 plan.greedy.mask(masked_rows)
             plan.greedy.know(highest)
             num_failed = self._kernels.highest(logits, plan.greedy, bitmask)
-            failed = plan.greedy.failed_rows() if num_failed else NO_ROWS
+            failed = _failed_rows(plan.usable) if num_failed else NO_ROWS
             return SampleOutput(plan.greedy.token_list(), [None] * plan.greedy.count, failed)
         if self._takes_highest:
             if bitmask is not None:
@@ -266,11 +266,11 @@ class Sampler:
 
 def _output(token_ids: torch.Tensor, usable: torch.Tensor) -> SampleOutput:
     """Tokens int64 [R] as they leave, without log probabilities; rows that are not `usable` bool [R] failed."""
-    usable_rows = usable.tolist()
-    failed = (
-        NO_ROWS if all(usable_rows) else frozenset(row for row, is_usable in enumerate(usable_rows) if not is_usable)
-    )
-    return SampleOutput(token_ids.tolist(), [None] * len(usable_rows), failed)
+    return SampleOutput(token_ids.tolist(), [None] * len(usable), _failed_rows(usable))
+
+
+def _failed_rows(usable: torch.Tensor) -> frozenset[int]:
+    return frozenset(row for row, is_usable in enumerate(usable.tolist()) if not is_usable)
 
 
 def _waves(rows: Sequence[int], token_ids: Sequence[int]) -> list[tuple[Sequence[int], Sequence[int]]]:

@@ -63,7 +63,7 @@ class GreedyRows:
 
     def __init__(self, rows: IntArray, tokens: torch.Tensor, usable: torch.Tensor) -> None:
         self._rows = np.ascontiguousarray(rows)
-        self._out = (tokens, usable)
+        self._out = (tokens, usable)  # the library is told their addresses only
         self._token_values = memoryview(tokens.numpy().data)  # its `tolist` touches less than numpy's or torch's
         self._masked_rows: tuple[int, ...] = ()
         self._mask_of: IntArray | None = None
@@ -89,10 +89,6 @@ class GreedyRows:
     def token_list(self) -> list[int]:
         """Tokens of all R logits rows as they now stand."""
         return self._token_values.tolist()
-
-    def failed_rows(self) -> frozenset[int]:
-        """Logits rows of all R that are not usable as it now stands."""
-        return frozenset(row for row, is_usable in enumerate(self._out[1].tolist()) if not is_usable)
 
 
 class SamplingKernels:
