@@ -51,6 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         served_model_name: what clients write in `model`.
         device: `cpu` or `cuda[:index]`.
         dtype: of weights and computation.
+        kv_cache_dtype: of K and V in memory and on the way from P to D; `auto` is what activations are computed in, and
+            bfloat16 for int8 (half the bytes; vLLM's name for the option). P and D must agree.
         num_threads: CPU threads of the forward; 0 chooses by the cores there are.
         attention_backend: on CUDA: FlashInfer, Triton, or FlashInfer where it is installed and passes its check at the
             start, else Triton (vLLM's name for the option); `auto` on the CPU, where there is no choice.
@@ -76,6 +78,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: str = "smollm2"
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     num_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     attention_backend: Literal["auto", "flashinfer", "triton"] = "auto"
     decode_graphs: bool = True

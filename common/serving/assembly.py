@@ -249,7 +249,7 @@ def _allocate(config: EngineConfig, loaded: LoadedModel) -> KvCacheStorage:
         block_size=config.block_size,
         num_kv_heads=loaded.config.num_kv_heads,
         head_dim=loaded.config.head_dim,
-        dtype=loaded.model.dtype,
+        dtype=loaded.kv_cache_dtype(config.kv_cache_dtype),
     )
     return KvCacheStorage.allocate(config, shape, loaded.model.device)
 

@@ -14,6 +14,9 @@ from common.engine.model.config import GenerationDefaults, ModelConfig
 from common.engine.model.forward import DecoderModel
 from common.engine.model.rotary import rotary_frequencies
 from common.engine.tokenizer import Tokenizer
+from common.errors import ConfigError
+
+_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class PlacedDecoder(DecoderModel, Protocol):
@@ -26,7 +29,7 @@ class PlacedDecoder(DecoderModel, Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the KV cache."""
+        """Of the KV cache, unless a config says otherwise."""
         ...
 
 
@@ -34,8 +37,8 @@ class PlacedDecoder(DecoderModel, Protocol):
 class LoadedModel:
     """What a role's `main.py` gets from a model path.
 
-    The KV cache must be of `model.dtype` on `model.device`: `[num_blocks, num_layers, 2, block_size, num_kv_heads,
-    head_dim]` (`common.engine.model.forward`).
+    The KV cache must be of `kv_cache_dtype(...)` on `model.device`: `[num_blocks, num_layers, 2, block_size,
+    num_kv_heads, head_dim]` (`common.engine.model.forward`).
 
     Attributes:
         generation: the sampling its authors recommend.
@@ -57,6 +60,24 @@ class LoadedModel:
     def can_record_decodes(self) -> bool:
         """Whether attention of recorded batches reads all that changes from the device."""
         return self.kernels in ("flashinfer", "triton")
+
+    def kv_cache_dtype(self, asked: str) -> torch.dtype:
+        """What K and V are kept in (vLLM's option of this name).
+
+        Args:
+            asked: `auto` (the decoder's own), `float32` or `bfloat16`.
+
+        Raises:
+            ConfigError: these kernels cannot keep it so.
+        """
+        own = self.model.dtype
+        wanted = _KV_DTYPES.get(asked, own)
+        if wanted != own and self.kernels != "cpu":
+            raise ConfigError(
+                f"kv_cache_dtype: {asked} needs the compiled kernels of the CPU; {self.kernels} keeps K and V in "
+                f"{str(own).removeprefix('torch.')}; use auto"
+            )
+        return wanted
 
     @property
     def weights_fingerprint(self) -> str:

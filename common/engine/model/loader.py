@@ -31,7 +31,8 @@ def load_model(
 
     Args:
         path: a `.gguf` file or a Hugging Face folder.
-        dtype: of weights and computation: float32, bfloat16, float16, or int8 (weights only; computes in float32).
+        dtype: of weights and computation: float32, bfloat16, float16, or int8 (weights only; computes in float32 but
+            for attention, which follows the KV cache).
         device: `cpu` or `cuda[:index]`.
         kernels: `cpu` (compiled, CPU only), `flashinfer` or `triton` (CUDA only), `torch`, or `auto`: the fastest of
             them that works here.

@@ -94,8 +94,11 @@ class CpuDecoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the KV cache (float32 or bfloat16 are taken, this is the default)."""
-        return torch.bfloat16 if self.weight_dtype == "bfloat16" else torch.float32
+        """Of the KV cache (float32 or bfloat16 are taken, this is the default).
+
+        int8's is bfloat16: beside weights of 4 or 8 bits K and V in float32 would be most of what a step reads.
+        """
+        return torch.float32 if self.weight_dtype == "float32" else torch.bfloat16
 
     @property
     def weight_bytes(self) -> int:

@@ -1,7 +1,7 @@
 // C[M, N] (+)= A[M, K] W[N, K]^T on the tile unit (AMX) for weights on a grid of 4 or 8 bits.
 //
-// Nothing is rounded on the way in: a level (an integer of 8 bits) is a bfloat16, and an activation is the sum of three
-// (row_tiles.h). Per 32 k, the three tiles of rows meet one tile of levels, lowest first, in one float sum; then
+// A level (an integer of 8 bits) is a bfloat16, and an activation the sum of two (row_tiles.h), to 17 bits. Per 32 k,
+// the two tiles of rows meet one tile of levels, the low terms first, in one float sum; then
 //
 //   out[row][column] += scale[column] * sum[row][column], then minimum[column] * (sum of the row's 32 k)
 //
@@ -86,7 +86,7 @@ static inline void write_split(const Packed& w, int64_t panel, vf left, vf right
 
 // The first M rows times one panel, a group of 32 k at a time: each weight is unpacked, used and forgotten.
 //
-// Up to STACKED rows are one tile with their three terms, whose sums vectors add up; more rows take a product for each
+// Up to STACKED rows are one tile with both their terms, whose sums vectors add up; more rows take a product for each
 // term: the same additions. The stages of a group (unpack, multiply, store, fold) lie a group apart: what a tile is
 // loaded from, or a vector from a stored tile, has to reach the cache first. Buffers of one parity of g lie on one half
 // of 4 KB, or loads would wait for stores to the other's.
@@ -98,7 +98,7 @@ template <int FORMAT, int M>
 class FewRows {
  public:
   static constexpr bool IS_STACKED = M <= STACKED;
-  static constexpr int TILE_ROWS_USED = IS_STACKED ? 3 * M : M;
+  static constexpr int TILE_ROWS_USED = IS_STACKED ? TERMS * M : M;
   vf acc[M][2] = {};
 
   FewRows(const Packed& w, int64_t panel, const char* ask, const char* rows)
@@ -151,7 +151,6 @@ class FewRows {
     } else {
       tile_load<4>(rows, SPLIT_ROW_BYTES);
       tile_load<5>(rows + TERM_BYTES, SPLIT_ROW_BYTES);
-      tile_load<6>(rows + 2 * TERM_BYTES, SPLIT_ROW_BYTES);
     }
     multiply_half<2 * SIDE>(levels_[SIDE][0]);
     multiply_half<2 * SIDE + 1>(levels_[SIDE][1]);
@@ -160,10 +159,7 @@ class FewRows {
   static inline __attribute__((always_inline)) void multiply_half(const char* levels) {
     tile_zero<C>();
     tile_load<7>(levels, 64);
-    if constexpr (!IS_STACKED) {
-      tile_multiply<C, 6, 7>();
-      tile_multiply<C, 5, 7>();
-    }
+    if constexpr (!IS_STACKED) tile_multiply<C, 5, 7>();
     tile_multiply<C, 4, 7>();
   }
 
@@ -183,8 +179,8 @@ class FewRows {
       const float* sums = sums_[SIDE][half];
 #pragma GCC unroll 8
       for (int i = 0; i < M; i++) {
-        const float* of = sums + i * (IS_STACKED ? 48 : 16);
-        const vf sum = IS_STACKED ? (load(of + 32) + load(of + 16)) + load(of) : load(of);  // as the unit adds terms
+        const float* of = sums + i * (IS_STACKED ? 32 : 16);
+        const vf sum = IS_STACKED ? load(of + 16) + load(of) : load(of);  // as the unit adds terms
         acc[i][half] += grid.scale * sum;
         if (L::HAS_MINIMUM) acc[i][half] += grid.minimum * splat(of_rows[i]);
       }
@@ -294,17 +290,17 @@ static Fold rows_times_groups(const char* rows, int64_t next_rows, const Unpacke
     if (BOTH) tile_zero<2>(), tile_zero<3>();
     tile_load<6>(panel.levels[g][0], 64);
     tile_load<7>(panel.levels[g][1], 64);
-#pragma GCC unroll 3
-    for (int term = 2; term >= 0; term--) {
+#pragma GCC unroll 2
+    for (int term = TERMS - 1; term >= 0; term--) {
       tile_load<4>(rows + term * TERM_BYTES, SPLIT_ROW_BYTES);
       tile_multiply<0, 4, 6>();
       tile_multiply<1, 4, 7>();
-      if (term < 2 && before.sums) before.part<HAS_MINIMUM>(before.rows, term ? 0 : 8, 0);
+      if (before.sums) before.part<HAS_MINIMUM>(before.rows, term ? 0 : 8, 0);
       if (!BOTH) continue;
       tile_load<5>(rows + next_rows + term * TERM_BYTES, SPLIT_ROW_BYTES);
       tile_multiply<2, 5, 6>();
       tile_multiply<3, 5, 7>();
-      if (term < 2 && before.sums) before.part<HAS_MINIMUM>(before.rows + next_rows, term ? 0 : 8, TILE_ROWS * NR);
+      if (before.sums) before.part<HAS_MINIMUM>(before.rows + next_rows, term ? 0 : 8, TILE_ROWS * NR);
     }
     tile_store<0>(to, NR * 4);
     tile_store<1>(to + VL, NR * 4);

@@ -90,7 +90,7 @@ class Decoder {
   // Attention rounds to bfloat16 where the matrices do; 16 tokens of a block are a tile.
   bool attends_on_tiles(const Cache& cache) const {
     const bool fits = config_.head_dim % 32 == 0 && cache.block_size % 16 == 0;
-    return row_kind() == Rows::ROUNDED && cache.is_bf16 && fits;
+    return row_kind() != Rows::PLAIN && cache.is_bf16 && fits;
   }
 
   Fault check(const Step& step, const Cache& cache) const {

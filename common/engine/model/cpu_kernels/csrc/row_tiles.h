@@ -1,9 +1,9 @@
 // Rows of a product as the tile unit (AMX) takes them: 16 rows x 32 k of bfloat16 a tile, [rows / 16][K / 32][tiles].
 //
 // ROUNDED (bfloat16 weights): one tile, each value rounded.
-// SPLIT (quantised weights): three tiles whose sum is each value, all 24 bits of it (x = high + middle + low, 8 bits
-// each), row by row, [rows][3 terms][16 k][k, k + 16], and behind them the sums over the first and the last 16 of the
-// 32 k, [2][16 rows] float. Up to 8 rows are one tile of that many rows.
+// SPLIT (quantised weights): two tiles whose sum is each value to 2^-17 of it (x = high + low, each rounded to 8 bits),
+// row by row, [rows][high, low][16 k][k, k + 16], and behind them the sums over the first and the last 16 of the 32 k,
+// [2][16 rows] float. Up to 8 rows are one tile of that many rows.
 //
 // What stands for rows that do not exist meets no other row.
 #pragma once
@@ -28,7 +28,8 @@ inline Rows rows_for(int32_t format) {
 constexpr int TILE_ROWS = 16;
 constexpr int FEW_TILE_ROWS = 8;  // so many rows or fewer are one split tile that has no others
 constexpr int64_t TILE_BYTES = TILE_ROWS * GROUP * 2;
-constexpr int64_t TERM_BYTES = GROUP * 2, SPLIT_ROW_BYTES = 3 * TERM_BYTES, SUMS_BYTES = 2 * TILE_ROWS * 4;
+constexpr int TERMS = 2;  // of a split value
+constexpr int64_t TERM_BYTES = GROUP * 2, SPLIT_ROW_BYTES = TERMS * TERM_BYTES, SUMS_BYTES = 2 * TILE_ROWS * 4;
 constexpr int64_t split_bytes(int rows) { return rows * SPLIT_ROW_BYTES + SUMS_BYTES; }
 constexpr int64_t SPLIT_BYTES = split_bytes(TILE_ROWS);
 
@@ -88,36 +89,48 @@ static inline void round_32(vf first, vf second, char* to) {
   _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
 }
 
-// The upper half of each float: 8 bits of its significand, cut off.
-static inline vf upper_bits(vf x) { return (vf)((vi)x & int32_t(0xffff0000)); }
+// Two bfloat16 of each of 16 floats: `high` the nearest, in the upper half of a lane, `low` what is left, likewise.
+struct Split {
+  __m512i high, low;
+  explicit Split(vf x) {
+    high = upper(x);
+    low = upper(x - (vf)high);
+  }
+  vf sum() const { return (vf)high + (vf)low; }
 
-// Terms of 16 values (half: 0 or 1) of a row to where they lie among its group's: k and k + 16 are side by side.
-static inline void split_16(vf x, int half, char* to) {
-  for (int term = 0; term < 3; term++, to += TERM_BYTES, x -= upper_bits(x)) {
-    if (half)
-      _mm512_mask_storeu_epi16(to, 0xaaaaaaaa, (__m512i)x);
-    else
-      _mm512_mask_storeu_epi16(to, 0x55555555, _mm512_srli_epi32((__m512i)x, 16));
+ private:
+  static __m512i upper(vf x) {
+    return _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)), 16);
+  }
+};
+
+// Terms of 16 values (half: 0 or 1) of a row to where they lie among its group's (k and k + 16 are side by side), and
+// their sum.
+static inline void split_16(vf x, int half, char* to, float* sum) {
+  const Split split(x);
+  *sum = sum16(split.sum());
+  if (half) {
+    _mm512_mask_storeu_epi16(to, 0xaaaaaaaa, split.high);
+    _mm512_mask_storeu_epi16(to + TERM_BYTES, 0xaaaaaaaa, split.low);
+  } else {
+    _mm512_mask_storeu_epi16(to, 0x55555555, _mm512_srli_epi32(split.high, 16));
+    _mm512_mask_storeu_epi16(to + TERM_BYTES, 0x55555555, _mm512_srli_epi32(split.low, 16));
   }
 }
 
 // A group of a row: its terms and, TILE_ROWS floats apart, its two sums.
 static inline void split_32(vf first, vf second, char* to, float* sums) {
+  const Split one(first), two(second);
+  _mm512_storeu_si512(to, _mm512_or_si512(_mm512_srli_epi32(one.high, 16), two.high));
+  _mm512_storeu_si512(to + TERM_BYTES, _mm512_or_si512(_mm512_srli_epi32(one.low, 16), two.low));
   // Both sums at once, each as `sum16` adds.
-  vf sum = (vf)_mm512_shuffle_f32x4((__m512)first, (__m512)second, 0x44) +
-           (vf)_mm512_shuffle_f32x4((__m512)first, (__m512)second, 0xee);
+  const __m512 left = (__m512)one.sum(), right = (__m512)two.sum();
+  vf sum = (vf)_mm512_shuffle_f32x4(left, right, 0x44) + (vf)_mm512_shuffle_f32x4(left, right, 0xee);
   sum += (vf)_mm512_shuffle_f32x4((__m512)sum, (__m512)sum, 0xb1);
   sum += (vf)_mm512_permute_ps((__m512)sum, 0x4e);
   sum += (vf)_mm512_permute_ps((__m512)sum, 0xb1);
   sums[0] = sum[0];
   sums[TILE_ROWS] = sum[8];
-  for (int term = 0; term < 3; term++, to += TERM_BYTES) {
-    const __m512i low = _mm512_srli_epi32((__m512i)first, 16), upper = _mm512_set1_epi32(int(0xffff0000));
-    constexpr int OR_AND = 0xf8;
-    _mm512_storeu_si512(to, _mm512_ternarylogic_epi32(low, (__m512i)second, upper, OR_AND));
-    first -= upper_bits(first);
-    second -= upper_bits(second);
-  }
 }
 
 // `rows` rows of `k_end` values as tiles; or none (PLAIN).
@@ -151,8 +164,7 @@ struct RowTiles {
     const int64_t in_tile = row % height, half = column / 16 % 2;
     char* to = group(row, column / GROUP);
     if (kind == Rows::SPLIT) {
-      sums_of(to)[half * TILE_ROWS + in_tile] = sum16(x);
-      split_16(x, int(half), to + in_tile * SPLIT_ROW_BYTES);
+      split_16(x, int(half), to + in_tile * SPLIT_ROW_BYTES, sums_of(to) + half * TILE_ROWS + in_tile);
     } else {
       _mm256_storeu_si256((__m256i*)(to + in_tile * (GROUP * 2) + half * 32), (__m256i)_mm512_cvtneps_pbh((__m512)x));
     }

@@ -5,7 +5,7 @@ import torch
 
 from common.engine.model import export
 from common.engine.model.loader import load_model
-from common.errors import StartupError
+from common.errors import ConfigError, StartupError
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_model import random_weights, tiny_config
 
@@ -25,7 +25,7 @@ def gguf_path(tmp_path):
         ("bfloat16", "torch", torch.bfloat16),
         ("float16", "auto", torch.float16),
         ("int8", "torch", torch.float32),
-        ("int8", "auto", torch.float32),
+        ("int8", "auto", torch.bfloat16),
     ],
 )
 def test_the_model_says_what_its_kv_cache_must_be(gguf_path, dtype, kernels, kv_dtype):
@@ -33,6 +33,25 @@ def test_the_model_says_what_its_kv_cache_must_be(gguf_path, dtype, kernels, kv_
 
     assert loaded.model.dtype == kv_dtype
     assert loaded.model.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_the_compiled_kernels_keep_k_and_v_as_asked(gguf_path, dtype):
+    loaded = load_model(gguf_path, dtype=dtype, kernels="cpu")
+
+    assert loaded.kv_cache_dtype("auto") == loaded.model.dtype
+    assert loaded.kv_cache_dtype("float32") == torch.float32
+    assert loaded.kv_cache_dtype("bfloat16") == torch.bfloat16
+
+
+def test_other_kernels_keep_k_and_v_in_their_own_dtype_and_say_so(gguf_path):
+    loaded = load_model(gguf_path, dtype="float16")
+
+    assert loaded.kv_cache_dtype("auto") == torch.float16
+    with pytest.raises(
+        ConfigError, match=r"kv_cache_dtype: float32 needs .*; torch keeps K and V in float16; use auto"
+    ):
+        loaded.kv_cache_dtype("float32")
 
 
 def test_without_compiled_kernels_torch_computes_and_the_reason_is_told(gguf_path):
