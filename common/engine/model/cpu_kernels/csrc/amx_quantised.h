@@ -86,19 +86,16 @@ static inline void write_split(const Packed& w, int64_t panel, vf left, vf right
 
 // The first M rows times one panel, a group of 32 k at a time: each weight is unpacked, used and forgotten.
 //
-// Up to STACKED rows are one tile with both their terms, whose sums vectors add up; more rows take a product for each
-// term: the same additions. The stages of a group (unpack, multiply, store, fold) lie a group apart: what a tile is
-// loaded from, or a vector from a stored tile, has to reach the cache first. Buffers of one parity of g lie on one half
-// of 4 KB, or loads would wait for stores to the other's.
-constexpr int STACKED = 4;
+// The rows are one tile with both their terms, whose sums vectors add up as the unit adds a product for each (many rows,
+// below). The stages of a group (unpack, multiply, store, fold) lie a group apart: what a tile is loaded from, or a vector
+// from a stored tile, has to reach the cache first. Buffers of one parity of g lie on one half of 4 KB, or loads would
+// wait for stores to the other's.
 // How far ahead of its use a weight is asked for, into the L2 cache: the L1 cache is busy with tiles.
 constexpr int64_t TILE_PREFETCH_BYTES = 12288;
 
 template <int FORMAT, int M>
 class FewRows {
  public:
-  static constexpr bool IS_STACKED = M <= STACKED;
-  static constexpr int TILE_ROWS_USED = IS_STACKED ? TERMS * M : M;
   vf acc[M][2] = {};
 
   FewRows(const Packed& w, int64_t panel, const char* ask, const char* rows)
@@ -146,12 +143,7 @@ class FewRows {
 
   template <int SIDE>
   inline __attribute__((always_inline)) void multiply(const char* rows) {
-    if constexpr (IS_STACKED) {
-      tile_load<4>(rows, TERM_BYTES);
-    } else {
-      tile_load<4>(rows, SPLIT_ROW_BYTES);
-      tile_load<5>(rows + TERM_BYTES, SPLIT_ROW_BYTES);
-    }
+    tile_load<4>(rows, TERM_BYTES);
     multiply_half<2 * SIDE>(levels_[SIDE][0]);
     multiply_half<2 * SIDE + 1>(levels_[SIDE][1]);
   }
@@ -159,7 +151,6 @@ class FewRows {
   static inline __attribute__((always_inline)) void multiply_half(const char* levels) {
     tile_zero<C>();
     tile_load<7>(levels, 64);
-    if constexpr (!IS_STACKED) tile_multiply<C, 5, 7>();
     tile_multiply<C, 4, 7>();
   }
 
@@ -179,9 +170,8 @@ class FewRows {
       const float* sums = sums_[SIDE][half];
 #pragma GCC unroll 8
       for (int i = 0; i < M; i++) {
-        const float* of = sums + i * (IS_STACKED ? 32 : 16);
-        const vf sum = IS_STACKED ? load(of + 16) + load(of) : load(of);  // as the unit adds terms
-        acc[i][half] += grid.scale * sum;
+        const float* of = sums + i * TERMS * VL;
+        acc[i][half] += grid.scale * (load(of + VL) + load(of));
         if (L::HAS_MINIMUM) acc[i][half] += grid.minimum * splat(of_rows[i]);
       }
     }
@@ -199,7 +189,7 @@ static void panels_times_few(const Packed& w, Range panels, Ahead* ahead, int th
   const int64_t asked = w.k / GROUP * ASKED_PER_GROUP;
   const char* begin = w.data + panels.begin * panel_bytes(FORMAT, w.k);
   for (int64_t line = 0; line < PREFETCH_BYTES; line += 64) __builtin_prefetch(begin + line, 0, 2);
-  TileScope scope(FewRows<FORMAT, M>::TILE_ROWS_USED);
+  TileScope scope(TERMS * M);
   for (int64_t panel = panels.begin; panel < panels.end; panel++) {
     FewRows<FORMAT, M> few(w, panel, ahead ? ahead->next(thread, asked) : nullptr, rows);
     few.run();

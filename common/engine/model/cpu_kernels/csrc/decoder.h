@@ -87,7 +87,7 @@ class Decoder {
   RowTiles activated_tiles(int64_t rows) { return tiles_of(activated_, config_.intermediate, rows); }
   Source normed_rows(int64_t rows) { return {normed_.data(), ldx(), normed_tiles(rows), &ahead_}; }
 
-  // Attention rounds to bfloat16 where the matrices do; 16 tokens of a block are a tile.
+  // Over a bfloat16 cache attention takes the tile unit where the matrices do; 16 tokens of a block are a tile.
   bool attends_on_tiles(const Cache& cache) const {
     const bool fits = config_.head_dim % 32 == 0 && cache.block_size % 16 == 0;
     return row_kind() != Rows::PLAIN && cache.is_bf16 && fits;

@@ -26,9 +26,9 @@ inline Rows rows_for(int32_t format) {
 }
 
 constexpr int TILE_ROWS = 16;
-constexpr int FEW_TILE_ROWS = 8;  // so many rows or fewer are one split tile that has no others
-constexpr int64_t TILE_BYTES = TILE_ROWS * GROUP * 2;
 constexpr int TERMS = 2;  // of a split value
+constexpr int FEW_TILE_ROWS = TILE_ROWS / TERMS;  // so many rows or fewer are one split tile that has no others
+constexpr int64_t TILE_BYTES = TILE_ROWS * GROUP * 2;
 constexpr int64_t TERM_BYTES = GROUP * 2, SPLIT_ROW_BYTES = TERMS * TERM_BYTES, SUMS_BYTES = 2 * TILE_ROWS * 4;
 constexpr int64_t split_bytes(int rows) { return rows * SPLIT_ROW_BYTES + SUMS_BYTES; }
 constexpr int64_t SPLIT_BYTES = split_bytes(TILE_ROWS);
